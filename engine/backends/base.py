@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface that every backend has: a device, a set of weights on it, executables made from Programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.program import Program
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device allows; queried, never guessed from a name. Bytes and counts."""
+
+    max_workgroup_invocations: int = 128
+    max_workgroup_size: tuple[int, int, int] = (128, 128, 64)
+    max_workgroup_count: tuple[int, int, int] = (65535, 65535, 65535)
+    max_shared_bytes: int = 16384
+    max_storage_buffers: int = 4
+    max_push_bytes: int = 128
+    max_storage_range: int = 128 << 20
+    max_uniform_range: int = 16384
+    storage_align: int = 256
+    subgroup_size: int = 1
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device as users see it (`pvrctl devices`) and as lowering sees it."""
+
+    kind: Literal["gpu", "cpu", "null"]
+    name: str
+    driver: str
+    software: bool  # a CPU in disguise (lavapipe and the like), or the CPU itself
+    limits: Limits = field(default_factory=Limits)
+    features: frozenset[str] = frozenset()  # e.g. "fp16", "int8", "subgroup_arithmetic", "isa:avx512"
+    properties: Mapping[str, str | int] = field(default_factory=dict)  # uuid, driver_version, vendor, node, threads
+
+
+@dataclass
+class RunStats:
+    """What one slice cost. device_s is None where the device has no timestamps."""
+
+    wall_s: float
+    device_s: float | None = None
+
+
+class WeightSet(Protocol):
+    """Weights placed on the device once, shared by many executables."""
+
+    def nbytes(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Executable(Protocol):
+    """A Program recorded on a device, with buffers of its own for everything but weights."""
+
+    def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
+        """Host to a params or input buffer."""
+
+    def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        """An output (or, for tests, any) buffer to the host: uint8 array, a copy."""
+
+    def run(self, *sequences: str) -> RunStats:
+        """One slice: the sequences in order, one submission or one C call.
+
+        Raises:
+            DeviceLost: the device reported loss or did not finish within the backend's deadline.
+        """
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A device, opened."""
+
+    info: DeviceInfo
+
+    def weights(self, blobs: Mapping[str, Array]) -> WeightSet:
+        """Places named uint8 arrays (often slices of a mapped .pvrm) on the device. The CPU keeps views of them."""
+
+    def executable(self, program: Program, weights: WeightSet) -> Executable:
+        """Allocates buffers (zeroed) and records every sequence.
+
+        Raises:
+            OutOfMemory: with figures. PvrError subclasses only.
+        """
+
+    def counters(self) -> dict[str, int]:
+        """submissions, dispatches, bytes_uploaded, bytes_read_back since opening."""
+
+    def close(self) -> None: ...

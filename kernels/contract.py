@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operation promises, the same for GLSL, C and the numpy reference.
+
+Binding 0 of every operation is the parameter buffer (a uniform buffer of 16 u32 in GLSL); bindings 1 and up are
+storage buffers, four at most in a baseline variant. Push constants are 32-bit words in the order of `push`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Access = Literal["r", "w", "rw"]
+Groups = tuple[int, int, int]
+
+PARAM_WORDS = 16
+N_TOKENS, POS0, LAST_ROW = 0, 1, 2
+
+FORMATS = {"f16": 0, "q8": 1, "q4": 2, "f32": 3}
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A storage buffer of an operation."""
+
+    name: str
+    access: Access
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled form of an operation's GLSL.
+
+    `defines` go to the compiler, `needs` are device features (engine.backends.base.Features names) that must be
+    there, `workgroup` is the local size, `shared` the bytes of shared memory.
+    """
+
+    name: str
+    workgroup: Groups
+    defines: Mapping[str, str] = field(default_factory=dict)
+    needs: frozenset[str] = frozenset()
+    shared: int = 0
+    baseline: bool = True
+
+
+@dataclass(frozen=True)
+class Contract:
+    """An operation.
+
+    `groups(push, variant)` gives the dispatch size for a dict of push constants plus the key `tokens` (the most
+    tokens that the recorded call has to serve). `reference(params, buffers, push)` is the numpy form: it gets the
+    parameter words, a dict of numpy arrays by binding name and the push constants, and writes its outputs in place.
+    """
+
+    name: str
+    bindings: tuple[Bind, ...]
+    push: tuple[tuple[str, Literal["u32", "f32"]], ...]
+    variants: tuple[Variant, ...]
+    groups: Callable[[Mapping[str, Any], Variant], Groups]
+    reference: Callable[..., None]
+
+    def pack(self, **values: float | int) -> bytes:
+        """Push constants as bytes.
+
+        Raises:
+            TypeError: a name is missing or unknown.
+        """
+        names = [n for n, _ in self.push]
+        if set(values) != set(names):
+            raise TypeError(f"{self.name} takes push constants {names}, got {sorted(values)}")
+        layout = "<" + "".join("I" if t == "u32" else "f" for _, t in self.push)
+        return struct.pack(layout, *(values[n] for n in names))
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for v in self.variants:
+            if v.name == name:
+                return v
+        raise KeyError(f"{self.name} has no variant {name!r}")
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
