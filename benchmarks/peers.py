@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs that we measure against, fetched by name and built in a cache folder outside the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+LLAMA_VERSION = "0.3.36"  # of llama-cpp-python: its sdist holds llama.cpp's sources
+LLAMA_FLAGS = [
+    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DBUILD_SHARED_LIBS=OFF",
+]  # fmt: skip
+
+
+def cache() -> Path:
+    """$PVRD_PEERS, else ~/.cache/pvrd/peers; made when absent."""
+    path = Path(os.environ.get("PVRD_PEERS") or Path.home() / ".cache/pvrd/peers")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _run(*command: str, cwd: Path | None = None) -> None:
+    print("+", " ".join(command), file=sys.stderr)
+    subprocess.run(command, cwd=cwd, check=True, stdout=sys.stderr)
+
+
+def llama_cpp() -> Path:
+    """The folder with llama-bench and llama-quantize; the first call builds them (minutes).
+
+    Raises:
+        subprocess.CalledProcessError: pip or cmake failed; their own words are on stderr.
+    """
+    top = cache() / f"llama-cpp-python-{LLAMA_VERSION}"
+    binaries = top / "build/bin"
+    if not (binaries / "llama-bench").exists():
+        if not (top / "src").exists():
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
+            _run(*pip, "-d", str(top), f"llama-cpp-python=={LLAMA_VERSION}")
+            with tarfile.open(next(top.glob("*.tar.gz"))) as tar:
+                tar.extractall(top / "unpack", filter="data")
+            next((top / "unpack").iterdir()).rename(top / "src")
+        source = top / "src/vendor/llama.cpp"
+        _run("cmake", "-S", str(source), "-B", str(top / "build"), *LLAMA_FLAGS)
+        jobs = str(os.cpu_count() or 1)
+        _run("cmake", "--build", str(top / "build"), "-j", jobs, "-t", "llama-bench", "llama-quantize")
+    return binaries
+
+
+def wheel(package: str) -> str:
+    """Imports a peer that comes as a wheel, installing it into the cache first when absent; gives its version.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed.
+    """
+    import importlib
+    import importlib.metadata
+
+    site = cache() / f"site-{sys.version_info.major}.{sys.version_info.minor}"
+    if str(site) not in sys.path:
+        sys.path.append(str(site))
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        _run(sys.executable, "-m", "pip", "install", "-q", "--target", str(site), package)
+        importlib.invalidate_caches()
+        importlib.import_module(package)
+    return importlib.metadata.version(package)
