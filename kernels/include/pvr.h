@@ -36,8 +36,10 @@ typedef void (*pvr_op_fn)(const pvr_call *call, pvr_team *team);
 
 /* All threads meet. Every thread of the team has to call it the same number of times. */
 void pvr_barrier(pvr_team *team);
-/* The team's common scratch memory, at least `bytes`, 64-byte aligned, valid until the call ends. Collective:
- * every thread calls it with the same size and gets the same address. */
+/* The team's common scratch memory, at least `bytes`, 64-byte aligned, not zeroed, valid until the call ends; a
+ * second use within one call gives the same memory, moved if it has to grow. Collective: every thread calls it
+ * with the same size and gets the same address. NULL when there is no memory: the operation returns at once and
+ * pvr_run answers PVR_NO_MEMORY. */
 void *pvr_scratch(pvr_team *team, size_t bytes);
 
 /* The half-open range of 0..n-1 that thread tid of the team does. */
@@ -59,10 +61,21 @@ static inline float pvr_push_f32(const pvr_call *c, int i) {
 #endif
 #define PVR_OP(name) void PVR_CAT(pvr_op_##name, PVR_ISA)(const pvr_call *call, pvr_team *team)
 
-/* What Python calls (ctypes releases the GIL around each). */
-int pvr_op_index(const char *name);                    /* -1 when there is no such operation */
-const char *pvr_isa(void);                             /* name of the instruction set chosen at load */
-int pvr_set_isa(const char *name);                     /* for tests and benchmarks; -1 when the CPU lacks it */
-int pvr_run(const pvr_call *calls, uint32_t n, int threads);
+/* What Python calls (ctypes releases the GIL around each). Process-wide; threads may run slices side by side.
+ * Never fork a process that has run a slice without exec: OpenMP's threads do not survive it. */
+#if defined(__GNUC__)
+#define PVR_API __attribute__((visibility("default")))
+#else
+#define PVR_API
+#endif
+enum pvr_status { PVR_OK = 0, PVR_NO_OP = -1, PVR_NO_MEMORY = -2 };
+#define PVR_MAX_THREADS 256
+
+PVR_API int pvr_op_index(const char *name);  /* -1 when there is no such operation */
+PVR_API const char *pvr_isa(void);           /* the instruction set in use; the best at load, PVRD_ISA lowers it */
+PVR_API const char *pvr_isa_at(int i);       /* the i-th that this CPU has, the plainest first; NULL past the end */
+PVR_API int pvr_set_isa(const char *name);   /* for tests and benchmarks; -1 when the CPU lacks it */
+/* Runs n calls in order with a team of `threads` (0: one for each CPU that this process may use). A pvr_status. */
+PVR_API int pvr_run(const pvr_call *calls, uint32_t n, int threads);
 
 #endif
