@@ -58,6 +58,35 @@ class Received:
             os.close(self.fds.pop())
 
 
+def read_all(fd: int, limit: int = 64 << 20) -> bytes:
+    """What is in a memfd, by pread (its sender may still write it or have sealed it).
+
+    Raises:
+        ProtocolError: more than `limit` bytes.
+    """
+    size = os.fstat(fd).st_size
+    if size > limit:
+        raise ProtocolError(f"{size} bytes in a file of at most {limit}")
+    return read_range(fd, 0, size)
+
+
+def read_range(fd: int, offset: int, size: int) -> bytes:
+    """`size` bytes at `offset`.
+
+    Raises:
+        ProtocolError: the file is shorter.
+    """
+    parts: list[bytes] = []
+    while size > 0:
+        part = os.pread(fd, min(size, 16 << 20), offset)
+        if not part:
+            raise ProtocolError("a file is shorter than it should be")
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected sockets, close-on-exec."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,9 +98,8 @@ def encode(message: Mapping[str, Any]) -> bytes:
     Raises:
         ProtocolError: longer than MAX_MESSAGE.
     """
-    data = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode(
-        "utf-8", "surrogatepass"
-    )
+    # "replace": a file name that is no UTF-8 may stand in a message for people.
+    data = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     if len(data) > MAX_MESSAGE:
         raise ProtocolError(f"message {message.get('t')!r} has {len(data)} bytes")
     return data
@@ -84,7 +112,7 @@ def decode(data: bytes) -> dict[str, Any]:
         ProtocolError: no JSON object with a string `t`.
     """
     try:
-        message = json.loads(data.decode("utf-8", "surrogatepass"))
+        message = json.loads(data.decode())
     except ValueError as e:
         raise ProtocolError(f"not JSON: {e}") from None
     if not isinstance(message, dict) or not isinstance(message.get("t"), str):

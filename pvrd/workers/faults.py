@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults on purpose, for tests: a backend that loses its device, hangs, lies or is slow when told to.
+
+A fault is written KIND:FAULT[:N], e.g. "gpu:device_lost:17": in the worker of that kind, from the N-th submission
+of the process on (from 1, the default). Only the first worker of a kind (generation 1) takes faults, so its
+successor is sound.
+
+- `device_lost`  the submission raises DeviceLost
+- `hang`         the submission never returns, as with a driver that is stuck
+- `exit`         the process ends in the middle of the submission
+- `nan`          what is read back after the submission is NaN
+- `slow`         each submission takes N milliseconds more
+- `no_device`    there is no device at all
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.backends.base import Array, Backend, Executable, RunStats, WeightSet
+from engine.errors import DeviceLost
+from engine.program import Program
+
+FAULTS = ("device_lost", "hang", "exit", "nan", "slow", "no_device")
+
+
+@dataclass
+class Faults:
+    """The faults of this worker and how many submissions it has made."""
+
+    at: Mapping[str, int] = field(default_factory=dict)
+    submissions: int = 0
+
+    def due(self, name: str) -> bool:
+        """True from the fault's submission on."""
+        return name in self.at and self.submissions >= self.at[name]
+
+
+def parse(specs: Iterable[str], kind: str, generation: int) -> Faults:
+    """The faults that concern the worker of this kind and generation.
+
+    Raises:
+        ValueError: a malformed one, whatever worker it is for.
+    """
+    at: dict[str, int] = {}
+    for spec in specs:
+        parts = spec.split(":")
+        if len(parts) not in (2, 3) or parts[0] not in ("gpu", "cpu") or parts[1] not in FAULTS:
+            raise ValueError(f"no fault of the form KIND:FAULT[:N]: {spec!r}")
+        number = int(parts[2]) if len(parts) == 3 else 1
+        if parts[0] == kind and generation == 1:
+            at[parts[1]] = number
+    return Faults(at)
+
+
+class FaultyBackend:
+    """A backend with the same interface that passes everything on, faults aside."""
+
+    def __init__(self, inner: Backend, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+        self.info = inner.info
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def weights(self, blobs: Mapping[str, Array]) -> WeightSet:
+        return self._inner.weights(blobs)
+
+    def executable(self, program: Program, weights: WeightSet) -> Executable:
+        return FaultyExecutable(self._inner.executable(program, weights), self._faults)
+
+    def counters(self) -> dict[str, int]:
+        return self._inner.counters()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class FaultyExecutable:
+    """An executable whose runs count as submissions."""
+
+    def __init__(self, inner: Executable, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
+        self._inner.write(buffer, data, offset)
+
+    def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        data = self._inner.read(buffer, nbytes, offset)
+        if self._faults.due("nan"):
+            return np.full_like(data, 0xFF)  # all bits set is NaN in f16 and f32
+        return data
+
+    def run(self, *sequences: str) -> RunStats:
+        faults = self._faults
+        faults.submissions += 1
+        if faults.due("device_lost"):
+            raise DeviceLost("the device reported loss (a fault of the test)")
+        if faults.due("exit"):
+            os._exit(9)
+        while faults.due("hang"):
+            signal.pause()
+        if "slow" in faults.at:
+            time.sleep(faults.at["slow"] / 1000)
+        return self._inner.run(*sequences)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one thread of a worker: it answers pvrd between slices and runs one slice at a time.
+
+That the same thread does both is the point: a driver call that is stuck shows as a pong that does not come.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.backends.base import Backend
+from engine.errors import DeviceLost, InvalidArgument, PvrError
+from pvrd.workers import devices, faults, protocol
+from pvrd.workers.models import Models
+from pvrd.workers.picture_jobs import PictureTask
+from pvrd.workers.schedule import Scheduler, Task
+from pvrd.workers.text_jobs import TextJobs
+from pvrd.workers.video_jobs import VideoTask
+
+EXIT_LOST = 1
+EXIT_PROTOCOL = 3
+
+log = logging.getLogger("pvrd.worker")
+Open = Callable[[str, Mapping[str, Any]], devices.Opened]
+
+
+class PeerGone(Exception):
+    """pvrd closed the socket: end at once."""
+
+
+class Worker:
+    """A worker between its hello and its end."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        kind: str,
+        generation: int,
+        config: Mapping[str, Any],
+        opener: Open = devices.open_device,
+    ) -> None:
+        self._sock = sock
+        self._kind = kind
+        self._generation = generation
+        self._config = config
+        self._open = opener
+        self._inbox: deque[protocol.Received] = deque()
+        self._scheduler = Scheduler()
+        self._videos: dict[str, VideoTask] = {}
+        self._pictures: dict[str, PictureTask] = {}
+
+    def run(self) -> int:
+        """Serves until the peer is gone (0), the device is lost (EXIT_LOST) or talk fails (EXIT_PROTOCOL)."""
+        try:
+            backend = self._start()
+            if backend is None:
+                return self._wait_for_end()
+            self._models = Models(backend, self._config, self.send, self.breathe)
+            self._text = TextJobs(self._models, self._scheduler, self.send)
+            while True:
+                self._turn()
+        except (PeerGone, BrokenPipeError, ConnectionResetError):
+            return 0
+        except DeviceLost as e:
+            return self._dying(str(e))
+        except protocol.ProtocolError as e:
+            log.error("pvrd-worker: %s", e)
+            return EXIT_PROTOCOL
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message to pvrd; blocks while the socket is full (pvrd always reads)."""
+        protocol.send(self._sock, message)
+
+    def breathe(self) -> None:
+        """Answers pings in the middle of something long; all else that came waits for its turn."""
+        self._receive()
+        for received in list(self._inbox):
+            if received.message["t"] == "ping":
+                self._inbox.remove(received)
+                self._answer_ping(received)
+
+    def _start(self) -> Backend | None:
+        """Opens the device and says hello."""
+        try:
+            wanted = faults.parse(self._config.get("faults") or (), self._kind, self._generation)
+            if "no_device" in wanted.at:
+                opened = devices.Opened(None, "there is no device (a fault of the test)", "failed")
+            else:
+                opened = self._open(self._kind, self._config)
+        except Exception as e:  # a driver may fail in any way; without a device there still is an answer
+            self._report(e)
+            opened = devices.Opened(None, "the device could not be opened", "failed")
+        self.send(
+            {
+                "t": "hello",
+                "protocol": protocol.PROTOCOL,
+                "pid": os.getpid(),
+                "device": devices.describe(opened.backend.info) if opened.backend else None,
+                "reason": opened.reason,
+                "code": opened.code,
+            }
+        )
+        if opened.backend is not None and wanted.at:
+            return faults.FaultyBackend(opened.backend, wanted)
+        return opened.backend
+
+    def _wait_for_end(self) -> int:
+        """Without a device: answers pings until pvrd lets go."""
+        while True:
+            select.select([self._sock], [], [])
+            self.breathe()
+            while self._inbox:
+                self._inbox.popleft().close()
+
+    def _turn(self) -> None:
+        """Messages, then at most one slice; blocks when there is neither."""
+        self._receive()
+        while self._inbox:
+            received = self._inbox.popleft()
+            try:
+                self._handle(received)
+            finally:
+                received.close()
+        task = self._scheduler.pick()
+        if task is None:
+            select.select([self._sock], [], [])
+            return
+        began = time.monotonic()
+        if not self._guard(task.subject(), task.step):
+            self._drop(task)
+        self._scheduler.charge(task, time.monotonic() - began)
+
+    def _receive(self) -> None:
+        """Takes in what lies in the socket."""
+        while True:
+            try:
+                received = protocol.recv(self._sock, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if received is None:
+                raise PeerGone
+            self._inbox.append(received)
+
+    def _handle(self, received: protocol.Received) -> None:
+        message = received.message
+        handler = self._HANDLERS.get(message["t"])
+        if handler is None:
+            return  # a later pvrd may say more than this worker knows
+        subject = {k: message[k] for k in ("job", "session", "model") if k in message}
+        if "job" in subject or "session" in subject:
+            subject.pop("model", None)
+        if "job" in subject:
+            subject.pop("session", None)
+        self._guard(subject, lambda: handler(self, received))
+
+    def _guard(self, subject: Mapping[str, Any], action: Callable[[], Any]) -> Any:
+        """Runs something for a job; what goes wrong becomes its `error`. None then.
+
+        Raises:
+            DeviceLost: the end of this worker.
+        """
+        try:
+            return action()
+        except (PeerGone, DeviceLost, BrokenPipeError, ConnectionResetError):
+            raise
+        except PvrError as e:
+            self._error(subject, e.name, str(e))
+        except MemoryError:
+            self._error(subject, "OutOfMemory", "There is not enough memory for this request.")
+        except protocol.ProtocolError as e:
+            self._error(subject, "Internal", f"The worker was called wrongly: {e}.")
+        except Exception as e:  # the boundary: one job fails, the worker goes on
+            self._report(e)
+            self._error(subject, "Internal", "The worker failed on this request; see the journal.")
+        return None
+
+    def _error(self, subject: Mapping[str, Any], name: str, sentence: str) -> None:
+        self.send({"t": "error", **subject, "error": name, "message": sentence})
+
+    @staticmethod
+    def _report(error: BaseException) -> None:
+        """Where it failed, without the message: that may hold a piece of a prompt."""
+        frames = traceback.extract_tb(error.__traceback__)[-4:]
+        way = " > ".join(f"{os.path.basename(f.filename)}:{f.lineno} {f.name}" for f in frames)
+        log.error("pvrd-worker: %s at %s", type(error).__name__, way)
+
+    def _dying(self, reason: str) -> int:
+        log.error("pvrd-worker: device lost: %s", reason)
+        try:
+            self.send({"t": "dying", "reason": reason})
+        except OSError:
+            pass  # pvrd sees the end of file anyway
+        return EXIT_LOST
+
+    def _drop(self, task: Task) -> None:
+        """A task that is over, well or not."""
+        self._scheduler.remove(task)
+        self._text.dropped(task)
+        if isinstance(task, VideoTask):
+            self._videos.pop(task.session, None)
+        elif isinstance(task, PictureTask):
+            self._pictures.pop(task.job, None)
+        task.close()
+
+    # One method a message.
+
+    def _answer_ping(self, received: protocol.Received) -> None:
+        self.send({"t": "pong", "n": received.message.get("n", 0)})
+
+    def _on_load(self, received: protocol.Received) -> None:
+        self._models.load(received.message, received.take())
+
+    def _on_unload(self, received: protocol.Received) -> None:
+        self._models.unload(str(received.message["model"]))
+
+    def _on_text(self, received: protocol.Received) -> None:
+        self._text.start(received.message, received.take())
+
+    def _on_ack(self, received: protocol.Received) -> None:
+        self._text.ack(str(received.message["job"]), int(received.message["n"]))
+
+    def _on_cancel(self, received: protocol.Received) -> None:
+        job = str(received.message["job"])
+        if (picture := self._pictures.get(job)) is not None:
+            self._drop(picture)
+            self._error({"job": job}, "Cancelled", "The job was cancelled.")
+        else:
+            self._text.cancel(job)
+
+    def _on_count(self, received: protocol.Received) -> None:
+        message = received.message
+        text = str(message.get("text", ""))
+        if received.fds:
+            text = protocol.read_all(received.fds[0]).decode()
+        tokens = self._models.text(str(message["model"])).count(text)
+        self.send({"t": "count", "job": message["job"], "tokens": tokens})
+
+    def _on_inspect(self, received: protocol.Received) -> None:
+        info = self._models.inspect(received.take())
+        self.send({"t": "inspected", "job": received.message["job"], "info": info})
+
+    def _on_video_open(self, received: protocol.Received) -> None:
+        message = received.message
+        session = str(message["session"])
+        if session in self._videos:
+            raise InvalidArgument(f"There is a video session {session} already.")
+        task = VideoTask(self._models, message, received.take(), self.send)
+        self._videos[session] = task
+        self._scheduler.add(task)
+
+    def _on_frame(self, received: protocol.Received) -> None:
+        task = self._videos.get(str(received.message["session"]))
+        if task is not None:  # else it was closed or failed meanwhile
+            task.submit(received.message)
+
+    def _on_picture(self, received: protocol.Received) -> None:
+        message = received.message
+        task = PictureTask(self._models, message, received.take(), received.take(), self.send)
+        self._pictures[task.job] = task
+        self._scheduler.add(task)
+
+    def _on_close(self, received: protocol.Received) -> None:
+        session = str(received.message["session"])
+        if (task := self._videos.get(session)) is not None:
+            self._drop(task)
+        self._text.close_session(session)
+
+    def _on_stats(self, received: protocol.Received) -> None:
+        with open("/proc/self/statm", encoding="ascii") as f:
+            rss = int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        self.send(
+            {
+                "t": "stats",
+                "counters": self._models.backend.counters(),
+                "rss": rss,
+                "jobs": len(self._scheduler),
+                "models": self._models.keys(),
+            }
+        )
+
+    _HANDLERS: Mapping[str, Callable[[Worker, protocol.Received], None]] = {
+        "ping": _answer_ping,
+        "load": _on_load,
+        "unload": _on_unload,
+        "text": _on_text,
+        "ack": _on_ack,
+        "cancel": _on_cancel,
+        "count": _on_count,
+        "inspect": _on_inspect,
+        "video.open": _on_video_open,
+        "frame": _on_frame,
+        "picture": _on_picture,
+        "close": _on_close,
+        "stats": _on_stats,
+    }
