@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled model: a header and checksummed, page-aligned blobs, mapped and used as they lie.
+
+File: `PVRM1\\0\\0\\0`, u32 version, u32 bytes of the header, the header (JSON, UTF-8), then the blobs, each at a
+multiple of ALIGN from the data area, which begins at the first multiple of ALIGN after the header. The header is
+the caller's metadata plus `tensors`: a list of {name, format, shape, offset (from the data area), nbytes, crc32}.
+Little-endian throughout. Text and video models share this form.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import BadModel, PvrError
+
+Bytes = npt.NDArray[np.uint8]
+Progress = Callable[[float], None]
+
+MAGIC = b"PVRM1\0\0\0"
+VERSION = 1
+ALIGN = 4096
+MAX_HEADER = 16 << 20
+_PREFIX = struct.Struct("<8sII")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A blob to be written. `chunks()` yields its bytes in order, `nbytes` in sum (buffers of any kind)."""
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    nbytes: int
+    chunks: Callable[[], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A blob in a file; `offset` counts from the start of the file."""
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    crc32: int
+
+
+def array_blob(
+    name: str, data: npt.NDArray[Any], fmt: str = "f32", shape: Sequence[int] | None = None
+) -> Blob:
+    """A Blob of an array that is in memory already. `shape` None: the array's own."""
+    flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return Blob(
+        name, fmt, tuple(data.shape if shape is None else shape), flat.nbytes, lambda: [flat]
+    )
+
+
+def _align(n: int) -> int:
+    return -(-n // ALIGN) * ALIGN
+
+
+def _header(metadata: Mapping[str, Any], blobs: Sequence[Blob], crcs: Sequence[int]) -> bytes:
+    tensors = []
+    offset = 0
+    for blob, crc in zip(blobs, crcs, strict=True):
+        tensors.append(
+            {
+                "name": blob.name,
+                "format": blob.format,
+                "shape": list(blob.shape),
+                "offset": offset,
+                "nbytes": blob.nbytes,
+                # As eight hex digits, so that the header's length is known before the data is.
+                "crc32": f"{crc:08x}",
+            }
+        )
+        offset += _align(blob.nbytes)
+    text = json.dumps({**metadata, "tensors": tensors}, separators=(",", ":")).encode()
+    if len(text) > MAX_HEADER:
+        raise BadModel("The model's description is too large to be compiled.")
+    return text
+
+
+def _write_all(fd: int, data: Any, offset: int) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def write_fd(
+    fd: int, metadata: Mapping[str, Any], blobs: Sequence[Blob], progress: Progress | None = None
+) -> None:
+    """Writes a compiled model into an empty file. `progress` gets 0..1 now and then.
+
+    Raises:
+        OSError: as the file system says it.
+        ValueError: a blob's chunks do not add up to its nbytes, or two blobs share a name.
+    """
+    if len({b.name for b in blobs}) != len(blobs):
+        raise ValueError("two blobs share a name")
+    crcs = [0] * len(blobs)
+    header = _header(metadata, blobs, crcs)
+    start = _align(_PREFIX.size + len(header))
+    total = start + sum(_align(b.nbytes) for b in blobs)
+    # A disk that is too small says so now and not in the middle.
+    os.posix_fallocate(fd, 0, total)
+    offset = start
+    for i, blob in enumerate(blobs):
+        at = offset
+        for chunk in blob.chunks():
+            view = memoryview(chunk).cast("B")
+            if at + len(view) > offset + blob.nbytes:
+                raise ValueError(f"blob {blob.name} has more than {blob.nbytes} bytes")
+            crcs[i] = zlib.crc32(view, crcs[i])
+            _write_all(fd, view, at)
+            at += len(view)
+            if progress:
+                progress((at - start) / max(1, total - start))
+        if at != offset + blob.nbytes:
+            raise ValueError(f"blob {blob.name} has {at - offset} bytes, not {blob.nbytes}")
+        offset += _align(blob.nbytes)
+    header = _header(metadata, blobs, crcs)
+    _write_all(fd, header, _PREFIX.size)
+    # The magic comes last: a file that was not finished is no model.
+    _write_all(fd, _PREFIX.pack(MAGIC, VERSION, len(header)), 0)
+
+
+def write(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    blobs: Sequence[Blob],
+    progress: Progress | None = None,
+) -> None:
+    """Writes a compiled model to a path: there is the whole file, or what was there before.
+
+    Raises:
+        PvrError: the file cannot be written (disk full, no permission); nothing is left behind.
+        ValueError: as write_fd.
+    """
+    path = os.fspath(path)
+    try:
+        fd, temp = tempfile.mkstemp(prefix=".pvrm-", dir=os.path.dirname(path) or ".")
+    except OSError as e:
+        raise PvrError(f"The compiled model cannot be written to {path}: {e.strerror}.") from None
+    try:
+        write_fd(fd, metadata, blobs, progress)
+        os.fchmod(fd, 0o644)
+        os.replace(temp, path)
+    except BaseException as e:
+        os.unlink(temp)
+        if isinstance(e, OSError) and e.errno not in (None, errno.EINTR):
+            raise PvrError(
+                f"The compiled model cannot be written to {path}: {e.strerror}."
+            ) from None
+        raise
+    finally:
+        os.close(fd)
+
+
+class Pvrm:
+    """A compiled model, mapped. Views of its blobs stay valid as long as someone holds them."""
+
+    def __init__(self, metadata: dict[str, Any], entries: dict[str, Entry], data: Bytes) -> None:
+        self.metadata = metadata
+        self.entries = entries
+        self._data = data
+        self._checked: set[str] = set()
+
+    @classmethod
+    def open(cls, source: str | os.PathLike[str] | int, verify: bool = False) -> Pvrm:
+        """Opens a path, or a file descriptor (which stays the caller's). `verify` checks every blob at once.
+
+        Raises:
+            BadModel: no compiled model, another version, damaged or cut short.
+            OSError: the path cannot be opened.
+        """
+        fd = source if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            prefix = os.pread(fd, _PREFIX.size, 0)
+            if len(prefix) < _PREFIX.size:
+                raise BadModel("The file is too short for a compiled model.")
+            magic, version, length = _PREFIX.unpack(prefix)
+            if magic != MAGIC:
+                raise BadModel("The file is no compiled model.")
+            if version != VERSION:
+                raise BadModel(f"The compiled model has version {version}, not {VERSION}.")
+            if length > MAX_HEADER or _PREFIX.size + length > size:
+                raise BadModel("The compiled model's header is damaged.")
+            metadata, entries = _parse(os.pread(fd, length, _PREFIX.size), length, size)
+            mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        finally:
+            if not isinstance(source, int):
+                os.close(fd)
+        model = cls(metadata, entries, np.frombuffer(mapped, np.uint8))
+        if verify:
+            for name in entries:
+                model.blob(name)
+        return model
+
+    def blob(self, name: str) -> Bytes:
+        """The bytes of a blob, read-only, no copy; its checksum is compared the first time.
+
+        Raises:
+            BadModel: there is none of that name, or it is damaged.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise BadModel(f"The compiled model lacks {name}.")
+        view = self._data[entry.offset : entry.offset + entry.nbytes]
+        if name not in self._checked:
+            if zlib.crc32(view) != entry.crc32:
+                raise BadModel(f"The compiled model is damaged: the checksum of {name} is wrong.")
+            self._checked.add(name)
+        return view
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+
+def _parse(text: bytes, length: int, size: int) -> tuple[dict[str, Any], dict[str, Entry]]:
+    """Metadata and entries of a header, with offsets from the start of the file.
+
+    Raises:
+        BadModel
+    """
+    start = _align(_PREFIX.size + length)
+    entries: dict[str, Entry] = {}
+    try:
+        metadata = json.loads(text)
+        for t in metadata.pop("tensors"):
+            entry = Entry(
+                str(t["name"]),
+                str(t["format"]),
+                tuple(int(n) for n in t["shape"]),
+                start + int(t["offset"]),
+                int(t["nbytes"]),
+                int(t["crc32"], 16),
+            )
+            if entry.nbytes < 0 or entry.offset < start or entry.offset % ALIGN:
+                raise BadModel(f"The compiled model's entry {entry.name!r} is damaged.")
+            if entry.offset + entry.nbytes > size:
+                raise BadModel("The compiled model is cut short.")
+            if entry.name in entries:
+                raise BadModel(f"The compiled model has two blobs named {entry.name!r}.")
+            entries[entry.name] = entry
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise BadModel("The compiled model's header is damaged.") from None
+    return metadata, entries

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text models: tokenizer, chat template, sampler, the model on a device, generation."""
