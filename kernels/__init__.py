@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from kernels.contract import Contract
 
@@ -26,7 +28,22 @@ def artifacts() -> Path:
     for place in places:
         if (place / "libpvrkernels.so").exists():
             return place
-    raise FileNotFoundError("the kernels are not built: run `make` in the project, or set PVRD_KERNELS to a build")
+    raise FileNotFoundError(
+        "the kernels are not built: run `make` in the project, or set PVRD_KERNELS to a build"
+    )
+
+
+@functools.cache
+def manifest() -> dict[str, dict[str, dict[str, Any]]]:
+    """What each compiled variant asks of a device, by operation and variant: see kernels/build_spirv.py.
+
+    Raises:
+        FileNotFoundError: the kernels have not been built.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(
+        (artifacts() / "manifest.json").read_text("utf-8")
+    )
+    return found
 
 
 @functools.cache

@@ -57,7 +57,12 @@ def tool(name: str) -> tuple[str, dict[str, str]]:
 def _run(name: str, *args: str) -> None:
     path, env = tool(name)
     done = subprocess.run(
-        [path, *args], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        [path, *args],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{name} {' '.join(args)}\n{done.stdout.strip()}")
@@ -92,7 +97,10 @@ def check(contract: Contract, variant: Variant, module: spirv.Module) -> None:
 
     x, y, z = module.workgroup
     count = len(contract.bindings)
-    must(module.workgroup == tuple(variant.workgroup), f"local size {module.workgroup} is not op.py's")
+    must(
+        module.workgroup == tuple(variant.workgroup),
+        f"local size {module.workgroup} is not op.py's",
+    )
     must(module.uniform in ([], [0]), f"only binding 0 is a uniform buffer, got {module.uniform}")
     must(
         set(module.storage) <= set(range(1, count + 1)),
@@ -110,7 +118,9 @@ def check(contract: Contract, variant: Variant, module: spirv.Module) -> None:
     if variant.baseline:
         most = BASELINE_WITH_BARRIER if module.barrier else BASELINE_INVOCATIONS
         must(x * y * z <= most, f"{x * y * z} invocations in a baseline variant, at most {most}")
-        must(module.shared_bytes <= BASELINE_SHARED, "more than 16 KiB shared in a baseline variant")
+        must(
+            module.shared_bytes <= BASELINE_SHARED, "more than 16 KiB shared in a baseline variant"
+        )
         must(count <= BASELINE_STORAGE, "more than 4 storage buffers in a baseline variant")
         extra = sorted(set(module.capabilities) - {"Shader"})
         must(not extra, f"a baseline variant must not need {extra}")

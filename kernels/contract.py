@@ -3,6 +3,12 @@
 
 Binding 0 of every operation is the parameter buffer (a uniform buffer of 16 u32 in GLSL); bindings 1 and up are
 storage buffers, four at most in a baseline variant. Push constants are 32-bit words in the order of `push`.
+
+An operation is the folder kernels/<name>/ with op.py (which sets OP to its Contract), op.comp and op.c; the build
+finds it there. op.py may import numpy, which is a build requirement, and modules of `kernels`, nothing else: the
+build imports it for the variants. op.comp is compiled once a variant with the variant's defines and PVR_WG_X/Y/Z (see
+kernels/include/pvr.glsl), op.c once an instruction set with PVR_ISA (see pvr.h). The build refuses a SPIR-V that
+asks for more than op.py says, or a baseline variant outside of the limits in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -72,6 +78,11 @@ class Contract:
             raise TypeError(f"{self.name} takes push constants {names}, got {sorted(values)}")
         layout = "<" + "".join("I" if t == "u32" else "f" for _, t in self.push)
         return struct.pack(layout, *(values[n] for n in names))
+
+    def unpack(self, push: bytes) -> dict[str, float | int]:
+        """The push constants by name; the inverse of pack."""
+        layout = "<" + "".join("I" if t == "u32" else "f" for _, t in self.push)
+        return dict(zip((n for n, _ in self.push), struct.unpack(layout, push), strict=True))
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.

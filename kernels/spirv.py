@@ -42,7 +42,9 @@ class Module:
     capabilities: list[str] = field(default_factory=list)
     extensions: list[str] = field(default_factory=list)
     workgroup: tuple[int, int, int] = (1, 1, 1)
-    storage: list[int] = field(default_factory=list)  # numbers of the bindings that are storage buffers
+    storage: list[int] = field(
+        default_factory=list
+    )  # numbers of the bindings that are storage buffers
     uniform: list[int] = field(default_factory=list)
     push_bytes: int = 0
     shared_bytes: int = 0

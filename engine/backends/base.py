@@ -40,8 +40,12 @@ class DeviceInfo:
     driver: str
     software: bool  # a CPU in disguise (lavapipe and the like), or the CPU itself
     limits: Limits = field(default_factory=Limits)
-    features: frozenset[str] = frozenset()  # e.g. "fp16", "int8", "subgroup_arithmetic", "isa:avx512"
-    properties: Mapping[str, str | int] = field(default_factory=dict)  # uuid, driver_version, vendor, node, threads
+    features: frozenset[str] = (
+        frozenset()
+    )  # e.g. "fp16", "int8", "subgroup_arithmetic", "isa:avx512"
+    properties: Mapping[str, str | int] = field(
+        default_factory=dict
+    )  # uuid, driver_version, vendor, node, threads
 
 
 @dataclass

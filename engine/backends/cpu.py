@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU as a device: Programs become arrays of C structs; a slice is one call into libpvrkernels.so.
+
+The library has every operation for every instruction set and picks the best at load (PVRD_ISA lowers it). ctypes
+releases the GIL around the call. Weights stay views of what the caller mapped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kernels
+from engine.backends.base import Array, DeviceInfo, Limits, RunStats
+from engine.errors import InvalidArgument, OutOfMemory, PvrError
+from engine.program import Program
+
+ALIGN = 64  # a cache line and the widest vector
+MAX_BINDINGS, MAX_PUSH_WORDS = 8, 32  # PVR_MAX_BINDINGS, PVR_MAX_PUSH_WORDS of pvr.h
+
+# pvr_call of pvr.h
+_CALL = np.dtype(
+    [
+        ("op", np.uint32),
+        ("reserved", np.uint32),
+        ("push", np.uint32, MAX_PUSH_WORDS),
+        ("buf", np.uintp, MAX_BINDINGS),
+    ]
+)
+_STATUS = {
+    -1: "an operation that the library does not have",
+    -2: "no memory for the kernels' scratch",
+}
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    # Idle threads of a team sleep soon: the next slice may be seconds away, and other programs want the CPU.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    lib = ctypes.CDLL(str(kernels.artifacts() / "libpvrkernels.so"))
+    lib.pvr_op_index.argtypes = [ctypes.c_char_p]
+    lib.pvr_isa.restype = ctypes.c_char_p
+    lib.pvr_isa_at.argtypes = [ctypes.c_int]
+    lib.pvr_isa_at.restype = ctypes.c_char_p
+    lib.pvr_set_isa.argtypes = [ctypes.c_char_p]
+    lib.pvr_run.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int]
+    return lib
+
+
+def isas() -> tuple[str, ...]:
+    """The instruction sets that this CPU has and the library knows, the plainest first."""
+    found: list[str] = []
+    while name := _library().pvr_isa_at(len(found)):
+        found.append(name.decode())
+    return tuple(found)
+
+
+def set_isa(name: str) -> None:
+    """Makes every CPU backend of this process use an instruction set; for tests and benchmarks.
+
+    Raises:
+        InvalidArgument: the CPU lacks it.
+    """
+    if _library().pvr_set_isa(name.encode()):
+        raise InvalidArgument(f"this CPU has no {name!r}; it has {', '.join(isas())}")
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    name: bytes = _library().pvr_isa()
+    return name.decode()
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_name() -> str:
+    """The processor's name as the kernel prints it; boards have only the device tree's."""
+    try:
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "uarch") and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    try:
+        model = Path("/proc/device-tree/model").read_bytes()
+        return model.rstrip(b"\0").decode("utf-8", "replace") or os.uname().machine
+    except OSError:
+        return os.uname().machine
+
+
+def aligned(nbytes: int) -> Array:
+    """Zeroed bytes at a 64-byte address; pages come when they are touched.
+
+    Raises:
+        MemoryError: there are none.
+    """
+    raw = np.zeros(nbytes + ALIGN, np.uint8)
+    skip = -raw.ctypes.data % ALIGN
+    return raw[skip : skip + nbytes]
+
+
+def as_bytes(data: Array | bytes) -> Array:
+    """A flat uint8 array of the same memory, or of a copy where it is not contiguous."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        return np.frombuffer(data, np.uint8)
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+
+
+class CpuWeights:
+    """Views of the caller's arrays; one whose address is no multiple of 64 is copied, once."""
+
+    def __init__(self, blobs: Mapping[str, Array]) -> None:
+        self.blobs: dict[str, Array] = {}
+        for name, blob in blobs.items():
+            data = as_bytes(blob)
+            if data.ctypes.data % ALIGN:
+                copy = aligned(data.nbytes)
+                copy[:] = data
+                data = copy
+            self.blobs[name] = data
+
+    def nbytes(self) -> int:
+        return sum(b.nbytes for b in self.blobs.values())
+
+    def close(self) -> None:
+        self.blobs = {}
+
+
+class HostExecutable:
+    """Buffers of a Program in host memory, with the host's side of them: shared by the CPU and the null backend."""
+
+    def __init__(self, counters: dict[str, int], program: Program, weights: CpuWeights) -> None:
+        try:
+            program.check()
+        except ValueError as e:
+            raise InvalidArgument(str(e)) from e
+        self.program = program
+        self._counters = counters
+        self._buffers: dict[str, Array] | None = {}
+        own = [b for b in program.buffers.values() if b.kind != "weight"]
+        for buf in program.buffers.values():
+            if buf.kind == "weight":
+                blob = weights.blobs.get(buf.name)
+                if blob is None or blob.nbytes < buf.nbytes:
+                    have = "no such weight" if blob is None else f"{blob.nbytes} bytes"
+                    raise InvalidArgument(f"weight {buf.name!r} of {buf.nbytes} bytes: {have}")
+                self._buffers[buf.name] = blob
+                continue
+            try:
+                self._buffers[buf.name] = aligned(buf.nbytes)
+            except MemoryError as e:
+                need = sum(b.nbytes for b in own)
+                raise OutOfMemory(
+                    f"{need} bytes are needed beside the weights; {buf.nbytes} bytes for {buf.name!r} are not there"
+                ) from e
+
+    def view(self, name: str) -> Array:
+        """The live memory of a buffer.
+
+        Raises:
+            InvalidArgument: no such buffer, or the executable is closed.
+        """
+        if self._buffers is None:
+            raise InvalidArgument("the executable is closed")
+        if name not in self._buffers:
+            raise InvalidArgument(f"there is no buffer {name!r}")
+        return self._buffers[name]
+
+    def _range(self, name: str, nbytes: int, offset: int) -> Array:
+        whole = self.view(name)
+        if offset < 0 or nbytes < 0 or offset + nbytes > whole.nbytes:
+            raise InvalidArgument(
+                f"{nbytes} bytes at {offset} are outside of {name!r} ({whole.nbytes} bytes)"
+            )
+        return whole[offset : offset + nbytes]
+
+    def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
+        source = as_bytes(data)
+        target = self._range(buffer, source.nbytes, offset)
+        if self.program.buffers[buffer].kind == "weight":
+            raise InvalidArgument(f"{buffer!r} is a weight")
+        target[:] = source
+        self._counters["bytes_uploaded"] += source.nbytes
+
+    def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        self._counters["bytes_read_back"] += nbytes
+        return self._range(buffer, nbytes, offset).copy()
+
+    def close(self) -> None:
+        self._buffers = None
+
+
+class CpuExecutable(HostExecutable):
+    """A Program as arrays of pvr_call."""
+
+    def __init__(
+        self, counters: dict[str, int], program: Program, weights: CpuWeights, threads: int
+    ) -> None:
+        super().__init__(counters, program, weights)
+        self._threads = threads
+        self._weights = weights  # the encoded addresses point into them
+        self._encoded = {name: self._encode(name) for name in program.sequences}
+        self._slices: dict[tuple[str, ...], Array] = {}
+
+    def _encode(self, sequence: str) -> Array:
+        calls = self.program.sequences[sequence]
+        out = np.zeros(len(calls), _CALL)
+        params = self.view("params").ctypes.data
+        for row, call in zip(out, calls, strict=True):
+            index = _library().pvr_op_index(call.op.encode())
+            if index < 0:
+                raise InvalidArgument(f"the library has no operation {call.op!r}")
+            if (
+                len(call.push) > 4 * MAX_PUSH_WORDS
+                or len(call.push) % 4
+                or len(call.bindings) >= MAX_BINDINGS
+            ):
+                raise InvalidArgument(f"{call.op}: too many push constants or bindings")
+            row["op"] = index
+            row["push"][: len(call.push) // 4] = np.frombuffer(call.push, np.uint32)
+            row["buf"][0] = params
+            for i, b in enumerate(call.bindings, 1):
+                row["buf"][i] = self.view(b.buffer).ctypes.data + b.offset
+        return out
+
+    def run(self, *sequences: str) -> RunStats:
+        calls = self._slices.get(sequences)
+        if calls is None:
+            if missing := [s for s in sequences if s not in self._encoded]:
+                raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
+            calls = np.concatenate([np.zeros(0, _CALL), *(self._encoded[s] for s in sequences)])
+            self._slices[sequences] = calls
+        if self._buffers is None:
+            raise InvalidArgument("the executable is closed")
+        started = time.perf_counter()
+        status = _library().pvr_run(calls.ctypes.data, len(calls), self._threads)
+        wall = time.perf_counter() - started
+        if status == -2:
+            raise OutOfMemory(_STATUS[status])
+        if status:
+            raise PvrError(f"the kernels refused a slice: {_STATUS.get(status, status)}")
+        self._counters["submissions"] += 1
+        self._counters["dispatches"] += len(calls)
+        return RunStats(wall_s=wall)
+
+    def close(self) -> None:
+        self._slices, self._encoded = {}, {}
+        super().close()
+
+
+class CpuBackend:
+    """The C kernels with a team of `threads` (0: one for each CPU that this process may use)."""
+
+    def __init__(self, threads: int = 0) -> None:
+        self.threads = threads if threads > 0 else usable_cpus()
+        self._counters = dict.fromkeys(
+            ("submissions", "dispatches", "bytes_uploaded", "bytes_read_back"), 0
+        )
+        self.info = DeviceInfo(
+            kind="cpu",
+            name=_cpu_name(),
+            driver="C with OpenMP",
+            software=True,
+            limits=Limits(
+                max_storage_range=1 << 62, storage_align=ALIGN, max_push_bytes=4 * MAX_PUSH_WORDS
+            ),
+            features=frozenset({f"isa:{isa()}"}),
+            properties={"threads": self.threads},
+        )
+
+    def weights(self, blobs: Mapping[str, Array]) -> CpuWeights:
+        return CpuWeights(blobs)
+
+    def executable(self, program: Program, weights: Any) -> CpuExecutable:
+        return CpuExecutable(self._counters, program, weights, self.threads)
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._counters)
+
+    def close(self) -> None:
+        """Nothing is held beyond what executables and weights hold."""
