@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled model: a header and checksummed, page-aligned blobs, mapped and used as they lie.
 
-File: `PVRM1\\0\\0\\0`, u32 version, u32 bytes of the header, the header (JSON, UTF-8), then the blobs, each at a
-multiple of ALIGN from the data area, which begins at the first multiple of ALIGN after the header. The header is
-the caller's metadata plus `tensors`: a list of {name, format, shape, offset (from the data area), nbytes, crc32}.
+File: `PVRM1\\0\\0\\0`, u32 version, u32 bytes of the header, the header (JSON, UTF-8), u32 CRC-32 of the header, then
+the blobs, each at a multiple of ALIGN from the data area, which begins at the first multiple of ALIGN after that.
+The header is the caller's metadata plus `tensors`: a list of {name, format, shape, offset (from the data area), nbytes, crc32}.
 Little-endian throughout. Text and video models share this form.
 """
 
@@ -72,6 +72,10 @@ def _align(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
+def _data_start(header: int) -> int:
+    return _align(_PREFIX.size + header + 4)
+
+
 def _header(metadata: Mapping[str, Any], blobs: Sequence[Blob], crcs: Sequence[int]) -> bytes:
     tensors = []
     offset = 0
@@ -114,7 +118,7 @@ def write_fd(
         raise ValueError("two blobs share a name")
     crcs = [0] * len(blobs)
     header = _header(metadata, blobs, crcs)
-    start = _align(_PREFIX.size + len(header))
+    start = _data_start(len(header))
     total = start + sum(_align(b.nbytes) for b in blobs)
     # A disk that is too small says so now and not in the middle.
     os.posix_fallocate(fd, 0, total)
@@ -134,7 +138,7 @@ def write_fd(
             raise ValueError(f"blob {blob.name} has {at - offset} bytes, not {blob.nbytes}")
         offset += _align(blob.nbytes)
     header = _header(metadata, blobs, crcs)
-    _write_all(fd, header, _PREFIX.size)
+    _write_all(fd, header + struct.pack("<I", zlib.crc32(header)), _PREFIX.size)
     # The magic comes last: a file that was not finished is no model.
     _write_all(fd, _PREFIX.pack(MAGIC, VERSION, len(header)), 0)
 
@@ -199,9 +203,11 @@ class Pvrm:
                 raise BadModel("The file is no compiled model.")
             if version != VERSION:
                 raise BadModel(f"The compiled model has version {version}, not {VERSION}.")
-            if length > MAX_HEADER or _PREFIX.size + length > size:
+            text = os.pread(fd, min(length, MAX_HEADER) + 4, _PREFIX.size)
+            crc = text[length:]
+            if len(crc) != 4 or zlib.crc32(text[:length]) != int.from_bytes(crc, "little"):
                 raise BadModel("The compiled model's header is damaged.")
-            metadata, entries = _parse(os.pread(fd, length, _PREFIX.size), length, size)
+            metadata, entries = _parse(text[:length], size)
             mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         finally:
             if not isinstance(source, int):
@@ -232,13 +238,13 @@ class Pvrm:
         return iter(self.entries)
 
 
-def _parse(text: bytes, length: int, size: int) -> tuple[dict[str, Any], dict[str, Entry]]:
+def _parse(text: bytes, size: int) -> tuple[dict[str, Any], dict[str, Entry]]:
     """Metadata and entries of a header, with offsets from the start of the file.
 
     Raises:
         BadModel
     """
-    start = _align(_PREFIX.size + length)
+    start = _data_start(len(text))
     entries: dict[str, Entry] = {}
     try:
         metadata = json.loads(text)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Graph: what a model computes, the same for every device.
+
+Values are named and written once; a weight is a matrix or vector that stays in its source file until it is packed.
+Passes (engine/passes) turn a Graph into a Graph and note what they changed.
+
+Operations (inputs -> output; weights; attributes):
+
+    lookup     ids -> x [T, K]; table
+    rms_norm   x -> y; vector; eps, last (true: only the last row of a prompt, row 0 of y)
+    linear     x [, residual] -> y [T, n]; one or more matrices whose rows follow each other; n, k
+    rope       x -> y; [table]; heads, dim, rope_dims, neox
+    attention  q, k, v -> a; heads, kv_heads, dim, layer
+    rope_kv    qkv -> qkv'; table; heads, kv_heads, dim, rope_dims, neox, layer (stores K and V as well)
+    attend     qkv' -> a; heads, kv_heads, dim, layer
+    silu, mul, add, swiglu (gate then up -> h; f)
+    topk       logits -> out; v
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from engine.errors import BadModel
+
+Attr = int | float | bool | str
+
+# Shapes of what an operation needs, checked when a compiled model is opened.
+OPS = frozenset(
+    "lookup rms_norm linear rope attention rope_kv attend silu mul add swiglu topk".split()
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """All rows of one tensor of the source file."""
+
+    tensor: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix [n, k] (or a vector, n = 1) from the rows of its parts, one under the other.
+
+    `source` is the type in the file (Q4_1, F16 …; "computed" for tables that a pass made), `format` the one that
+    kernels read, "" until it is decided; `layout` is "rows" in the file and "tile16" once packed.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    source: str
+    parts: tuple[Part, ...] = ()
+    format: str = ""
+    layout: str = "rows"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    output: str
+    weights: tuple[str, ...] = ()
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+
+    def int(self, key: str) -> int:
+        """An attribute that has to be a whole number.
+
+        Raises:
+            BadModel: it is missing or something else.
+        """
+        value = self.attrs.get(key)
+        if not isinstance(value, int):
+            raise BadModel(f"The graph's node {self.name} lacks {key}.")
+        return value
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a pass did, for `pvrctl compile --explain`."""
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order of execution, weights by name, and the model's dimensions in `attrs`."""
+
+    nodes: tuple[Node, ...]
+    weights: Mapping[str, Weight]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    log: tuple[Change, ...] = ()
+
+    def users(self) -> dict[str, list[Node]]:
+        """Nodes by the value that they read."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                found.setdefault(value, []).append(node)
+        return found
+
+    def producers(self) -> dict[str, Node]:
+        """The node that writes each value."""
+        return {node.output: node for node in self.nodes}
+
+    def check(self) -> Graph:
+        """This graph, when it holds together.
+
+        Raises:
+            BadModel: an unknown operation or weight, a value that is read before it is written or written twice.
+        """
+        known = {"ids"}
+        for node in self.nodes:
+            if node.op not in OPS:
+                raise BadModel(f"The graph has an unknown operation {node.op!r}.")
+            if missing := [v for v in node.inputs if v not in known]:
+                raise BadModel(f"The graph's node {node.name} reads {missing[0]!r} too early.")
+            if lost := [w for w in node.weights if w not in self.weights]:
+                raise BadModel(f"The graph's node {node.name} needs the weight {lost[0]!r}.")
+            if node.output in known:
+                raise BadModel(f"The graph writes {node.output!r} twice.")
+            known.add(node.output)
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "nodes": [
+                [n.name, n.op, list(n.inputs), n.output, list(n.weights), dict(n.attrs)]
+                for n in self.nodes
+            ],
+            "weights": [
+                [w.name, list(w.shape), w.source, [[p.tensor, p.rows] for p in w.parts], w.format, w.layout]
+                for w in self.weights.values()
+            ],
+            "attrs": dict(self.attrs),
+            "log": [asdict(c) for c in self.log],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Graph:
+        """The graph that `to_json` wrote.
+
+        Raises:
+            BadModel
+        """
+        try:
+            nodes = tuple(
+                Node(str(n), str(op), tuple(map(str, i)), str(o), tuple(map(str, w)), dict(a))
+                for n, op, i, o, w, a in data["nodes"]
+            )
+            weights = {
+                str(name): Weight(
+                    str(name),
+                    (int(shape[0]), int(shape[1])),
+                    str(source),
+                    tuple(Part(str(t), int(r)) for t, r in parts),
+                    str(fmt),
+                    str(layout),
+                )
+                for name, shape, source, parts, fmt, layout in data["weights"]
+            }
+            log = tuple(Change(**c) for c in data["log"])
+            return cls(nodes, weights, dict(data["attrs"]), log).check()
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise BadModel("The compiled model's graph is damaged.") from None
+
+
+Pass = Callable[[Graph], Graph]
+
+
+def changed(graph: Graph, name: str, note: str, nodes: Iterable[Node], **other: Any) -> Graph:
+    """The graph with other nodes (and weights), and a line in its log."""
+    nodes = tuple(nodes)
+    change = Change(name, len(graph.nodes), len(nodes), note)
+    return replace(graph, nodes=nodes, log=(*graph.log, change), **other)
+
+
+def explain(graph: Graph) -> str:
+    """The log as a table for people."""
+    rows = [("pass", "nodes", "what it did")]
+    rows += [(c.name, f"{c.nodes_before} -> {c.nodes_after}", c.note) for c in graph.log]
+    widths = [max(len(r[i]) for r in rows) for i in (0, 1)]
+    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
