@@ -1,0 +1,571 @@
+# SPDX-License-Identifier: Apache-2.0
+"""D-Bus, all of it: the only file that imports dbus_next. Serves the daemon and its clients.
+
+dbus_next is the codec here (Message, Variant and its reader). The connection is our own, because
+dbus_next's dies at EAGAIN, loses the fds of a message that did not fit the socket, hides the
+sender, leaks received fds, breaks off at a message that it cannot read, and reads any size.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import io
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dbus_next._private.unmarshaller import Unmarshaller
+from dbus_next.constants import MessageFlag, MessageType
+from dbus_next.message import Message
+from dbus_next.signature import SignatureTree, Variant
+
+from pvrd.bus_types import BUS, BusAddress, BusError, Fds, Reply, Signal, Subscription
+
+__all__ = [
+    "BUS", "INTROSPECTABLE", "PEER", "PROPERTIES", "BusAddress", "BusError", "Call", "Connection",
+    "Fds", "Reply", "Signal", "Subscription", "V", "Variant", "plain", "variant",
+]  # fmt: skip
+
+BUS_PATH = "/org/freedesktop/DBus"
+PROPERTIES = "org.freedesktop.DBus.Properties"
+INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
+PEER = "org.freedesktop.DBus.Peer"
+
+MAX_MESSAGE = 1 << 20  # of a call to us, header and body
+MAX_REPLY = 16 << 20  # of a reply that we asked for
+MAX_FDS = 16
+MAX_QUEUE = 32 << 20  # bytes that wait for the bus
+MAX_HEADER = 64 << 10
+MESSAGES_A_TURN = 64  # so that one sender cannot keep the loop to itself
+
+# The library has no types for these.
+_Message: Any = Message
+_Reader: Any = Unmarshaller
+
+_INT = array.array("i").itemsize
+_CONTROL = socket.CMSG_SPACE(253 * _INT)  # all that the kernel passes at once: none is lost unseen
+
+
+def V(signature: str, value: Any) -> Variant:
+    """A variant of this type."""
+    return Variant(signature, value)
+
+
+def variant(value: Any) -> Variant:
+    """A variant of the type that goes with a Python value; dicts and lists become a{sv}, as, av."""
+    if isinstance(value, Variant):
+        return value
+    if isinstance(value, bool):
+        return Variant("b", value)
+    if isinstance(value, int):
+        if value < 0:
+            return Variant("x", value)
+        return Variant("u" if value < 1 << 32 else "t", value)
+    if isinstance(value, float):
+        return Variant("d", value)
+    if isinstance(value, dict):
+        return Variant("a{sv}", {str(k): variant(v) for k, v in value.items() if v is not None})
+    if isinstance(value, (list, tuple, set, frozenset)):
+        if all(isinstance(v, str) for v in value):
+            return Variant("as", list(value))
+        return Variant("av", [variant(v) for v in value])
+    return Variant("s", str(value))
+
+
+def plain(value: Any) -> Any:
+    """The value without variants, all the way down."""
+    if isinstance(value, Variant):
+        return plain(value.value)
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    return value
+
+
+def _clean(value: Any) -> Any:
+    """Strings without NUL and lone surrogates: the bus throws out a sender of either."""
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    if isinstance(value, Variant):
+        return Variant(value.signature, _clean(value.value))
+    if isinstance(value, dict):
+        return {_clean(k): _clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(v) for v in value]
+    return value
+
+
+@dataclass
+class Call:
+    """A method call from `sender`, a unique name. Answer with Connection.reply or .error."""
+
+    sender: str
+    path: str
+    interface: str
+    member: str
+    signature: str
+    body: list[Any]
+    fds: Fds
+    interactive: bool
+    message: Message
+
+
+@dataclass
+class _Outgoing:
+    data: memoryview
+    fds: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+class Connection:
+    """One connection to a bus.
+
+    `closed` is a future that gets a sentence when the bus is lost (or "" after close()). `on_call`
+    gets every method call; without it calls are answered with UnknownObject.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._serial = 0
+        self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._subscriptions: list[Subscription] = []
+        self._queue: deque[_Outgoing] = deque()
+        self._queued = 0
+        self._writing = False
+        self._in = bytearray()
+        self._in_fds: list[int] = []
+        self._skip = 0  # bytes of an overlong body still to be thrown away
+        self._overlong = False
+        self.closed: asyncio.Future[str] = self._loop.create_future()
+        self.on_call: Callable[[Call], None] | None = None
+        self.unique_name = ""
+
+    # -- connecting
+
+    @classmethod
+    async def connect(cls, address: BusAddress, timeout: float = 10.0) -> Connection:
+        """Connects, authenticates by UID and says hello.
+
+        Raises:
+            BusError: one sentence that says what is wrong with the bus.
+        """
+        names = address.sockets()
+        if not names:
+            raise BusError(f"{BUS}.Error.BadAddress", f"{address.address!r} names no unix socket")
+        reason = ""
+        for name in names:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                await asyncio.wait_for(cls._authenticate(sock, name), timeout)
+                self = cls(sock)
+            except (OSError, TimeoutError, ValueError) as e:
+                sock.close()
+                shown = "@" + name[1:] if name.startswith("\0") else name
+                why = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or "no answer"
+                reason = f"the {address.kind} bus at {shown} does not answer: {why}"
+                continue
+            self._loop.add_reader(sock, self._readable)
+            try:
+                reply = await self.call(BUS, BUS_PATH, BUS, "Hello", timeout=timeout)
+            except BusError as e:
+                self.close()
+                reason = f"the {address.kind} bus refuses us: {e.message}"
+                continue
+            self.unique_name = str(reply.body[0])
+            return self
+        raise BusError(f"{BUS}.Error.NoServer", reason)
+
+    @staticmethod
+    async def _authenticate(sock: socket.socket, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, name)
+
+        async def say(line: bytes, expected: bytes) -> None:
+            await loop.sock_sendall(sock, line)
+            answer = b""
+            while not answer.endswith(b"\r\n"):
+                got = await loop.sock_recv(sock, 512)
+                if not got or len(answer) > 4096:
+                    raise ValueError("it ends the connection while we log in")
+                answer += got
+            if not answer.startswith(expected):
+                raise ValueError("it refuses our user or file descriptors")
+
+        await say(b"\0AUTH EXTERNAL %s\r\n" % str(os.getuid()).encode().hex().encode(), b"OK")
+        await say(b"NEGOTIATE_UNIX_FD\r\n", b"AGREE_UNIX_FD")
+        await loop.sock_sendall(sock, b"BEGIN\r\n")
+
+    def close(self) -> None:
+        """Ends the connection; calls under way fail."""
+        self._lost("")
+
+    def _lost(self, reason: str) -> None:
+        if self.closed.done():
+            return
+        self.closed.set_result(reason)
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        for out in self._queue:
+            out.close()
+        self._queue.clear()
+        for fd in self._in_fds:
+            os.close(fd)
+        self._in_fds = []
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(
+                    BusError(f"{BUS}.Error.Disconnected", reason or "the connection is closed")
+                )
+        self._pending.clear()
+
+    # -- sending
+
+    async def call(
+        self,
+        destination: str,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        body: Sequence[Any] = (),
+        fds: Sequence[int] = (),
+        timeout: float | None = 25.0,
+        interactive: bool = False,
+    ) -> Reply:
+        """Calls a method. `h` values in the body are indexes into `fds`, which stay the caller's.
+
+        Raises:
+            BusError: the error reply; or NoReply after `timeout` seconds, or Disconnected.
+        """
+        flags = MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION if interactive else MessageFlag.NONE
+        message = _Message(
+            destination, path, interface, member, flags=flags, signature=signature, body=list(body)
+        )
+        future: asyncio.Future[Message] = self._loop.create_future()
+        serial = self._send(message, fds)
+        self._pending[serial] = future
+        try:
+            answer = await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            text = f"{destination} did not answer {member} within {timeout:g} s"
+            raise BusError(f"{BUS}.Error.NoReply", text) from None
+        finally:
+            self._pending.pop(serial, None)
+        received = Fds(answer.unix_fds)
+        if answer.message_type is MessageType.ERROR:
+            received.close()
+            text = answer.body[0] if answer.body and isinstance(answer.body[0], str) else ""
+            raise BusError(answer.error_name or "", text or str(answer.error_name))
+        return Reply(answer.signature, answer.body, received)
+
+    def reply(
+        self, call: Call, signature: str = "", body: Sequence[Any] = (), fds: Sequence[int] = ()
+    ) -> None:
+        """Answers a call. `fds` are duplicated at once and stay the caller's.
+
+        Raises:
+            Exception: the body does not fit the signature; nothing was sent.
+        """
+        if call.message.flags & MessageFlag.NO_REPLY_EXPECTED:
+            return
+        self._send(
+            Message(
+                call.sender,
+                message_type=MessageType.METHOD_RETURN,
+                reply_serial=call.message.serial,
+                signature=signature,
+                body=list(body),
+            ),
+            fds,
+        )
+
+    def error(self, call: Call, name: str, text: str) -> None:
+        """Answers a call with an error."""
+        self._error(call.message, name, text)
+
+    def _error(self, message: Message, name: str, text: str) -> None:
+        if message.flags & MessageFlag.NO_REPLY_EXPECTED or not message.sender:
+            return
+        self._send(
+            Message(
+                message.sender,
+                message_type=MessageType.ERROR,
+                reply_serial=message.serial,
+                error_name=name,
+                signature="s",
+                body=[text],
+            )
+        )
+
+    def signal(
+        self,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        body: Sequence[Any] = (),
+        destination: str | None = None,
+    ) -> None:
+        """Sends a signal, to one receiver or to all who asked for it."""
+        self._send(
+            _Message(
+                destination, path, interface, member, MessageType.SIGNAL,
+                signature=signature, body=list(body),
+            )
+        )  # fmt: skip
+
+    def _send(self, message: Any, fds: Sequence[int] = ()) -> int:
+        if self.closed.done():
+            raise BusError(f"{BUS}.Error.Disconnected", self.closed.result() or "closed")
+        if len(fds) > MAX_FDS:  # the bus would end the connection
+            raise BusError(f"{BUS}.Error.LimitsExceeded", f"{len(fds)} file descriptors in a message")
+        self._serial = self._serial % 0xFFFFFFFF + 1
+        message.serial = self._serial
+        message.body = _clean(message.body)
+        # Only the count matters to the encoder; the duplicates travel.
+        message.unix_fds = list(fds)
+        data = message._marshall(negotiate_unix_fd=True)
+        if self._queued + len(data) > MAX_QUEUE:
+            raise BusError(f"{BUS}.Error.LimitsExceeded", "the bus does not take what we send")
+        out = _Outgoing(memoryview(data))
+        try:
+            for fd in fds:
+                out.fds.append(os.dup(fd))
+        except OSError:
+            out.close()
+            raise
+        self._queue.append(out)
+        self._queued += len(data)
+        if not self._writing:
+            self._writable()
+        return self._serial
+
+    def _writable(self) -> None:
+        while self._queue:
+            out = self._queue[0]
+            control = []
+            if out.fds:
+                control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", out.fds))]
+            try:
+                sent = self._sock.sendmsg([out.data], control, socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                if not self._writing:
+                    self._writing = True
+                    self._loop.add_writer(self._sock, self._writable)
+                return
+            except OSError as e:
+                if e.errno == errno.ETOOMANYREFS:  # fds that nobody has read yet; the bus will
+                    self._loop.remove_writer(self._sock)
+                    self._writing = True
+                    self._loop.call_later(0.05, self._retry)
+                    return
+                self._lost(f"the bus is gone: {e.strerror}")
+                return
+            out.close()  # the fds went with the first byte
+            self._queued -= sent
+            out.data = out.data[sent:]
+            if not out.data:
+                self._queue.popleft()
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock)
+
+    def _retry(self) -> None:
+        if not self.closed.done():
+            self._loop.add_writer(self._sock, self._writable)
+
+    # -- receiving
+
+    def _readable(self) -> None:
+        for _ in range(MESSAGES_A_TURN):
+            try:
+                message = self._read()
+            except (BlockingIOError, InterruptedError):
+                return
+            except (OSError, EOFError) as e:
+                self._lost(f"the bus is gone: {e}")
+                return
+            if message is not None:
+                self._dispatch(message)
+            if self.closed.done():
+                return
+
+    def _recv(self, count: int) -> bytes:
+        data, control, _, _ = self._sock.recvmsg(count, _CONTROL, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(payload[: len(payload) - len(payload) % _INT])
+                self._in_fds.extend(numbers)
+        if not data:
+            raise EOFError("it closed the connection")
+        return data
+
+    def _read(self) -> Message | None:
+        """The next message, None when it was none; BlockingIOError when more has to come."""
+        while len(self._in) < 16:
+            self._in += self._recv(16 - len(self._in))
+        order = "<" if self._in[0] == ord("l") else ">"
+        body, _, fields = struct.unpack_from(order + "III", self._in, 4)
+        header = 16 + (fields + 7) // 8 * 8
+        if header > MAX_HEADER + 24 or body > 128 << 20:
+            raise EOFError("it sends nonsense")
+        # A reply may be longer: we asked for it.
+        limit = MAX_REPLY if self._in[1] in (2, 3) else MAX_MESSAGE
+        self._overlong = header + body > limit
+        wanted = header if self._overlong else header + body
+        while len(self._in) < wanted:
+            self._in += self._recv(min(wanted - len(self._in), 256 << 10))
+        if self._overlong:
+            if not self._skip:
+                self._skip = body
+            while self._skip:
+                self._skip -= len(self._recv(min(self._skip, 256 << 10)))
+        data, self._in = self._in, bytearray()
+        fds, self._in_fds = self._in_fds, []
+        return self._decode(data, fds)
+
+    def _decode(self, data: bytearray, fds: list[int]) -> Message | None:
+        problem = ""
+        if self._overlong:
+            problem = f"a message may have {MAX_MESSAGE} bytes"
+        elif len(fds) > MAX_FDS:
+            problem = f"a message may carry {MAX_FDS} file descriptors"
+        if len(SignatureTree._cache) > 1000:  # it keeps every signature that it ever saw
+            SignatureTree._cache.clear()
+        message: Message | None = None
+        if not problem:
+            try:
+                message = _Reader(io.BytesIO(data)).unmarshall()
+            except Exception:
+                problem = "the message cannot be read"
+        if message is not None:
+            message.unix_fds = fds
+            return message
+        for fd in fds:
+            os.close(fd)
+        # Read once more without its body, to tell the sender.
+        data[4:8] = bytes(4)
+        with contextlib.suppress(Exception):
+            message = _Reader(io.BytesIO(data)).unmarshall()
+        if message is None:
+            return None
+        if message.message_type is MessageType.METHOD_CALL:
+            self._error(message, f"{BUS}.Error.LimitsExceeded", problem)
+        elif message.reply_serial in self._pending:
+            future = self._pending[message.reply_serial]
+            if not future.done():
+                future.set_exception(BusError(f"{BUS}.Error.LimitsExceeded", problem))
+        return None
+
+    def _dispatch(self, message: Message) -> None:
+        kind = message.message_type
+        if kind is MessageType.METHOD_CALL:
+            call = Call(
+                message.sender or "", message.path or "", message.interface or "",
+                message.member or "", message.signature, message.body, Fds(message.unix_fds),
+                bool(message.flags & MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION), message,
+            )  # fmt: skip
+            if self.on_call is not None:
+                self.on_call(call)
+            else:
+                call.fds.close()
+                self._error(message, f"{BUS}.Error.UnknownObject", "there are no objects here")
+            return
+        if kind is not MessageType.SIGNAL:
+            future = self._pending.get(message.reply_serial or 0)
+            if future is not None and not future.done():
+                future.set_result(message)
+                return
+        Fds(message.unix_fds).close()
+        if kind is MessageType.SIGNAL:
+            signal = Signal(
+                message.sender or "", message.path or "", message.interface or "",
+                message.member or "", message.body,
+            )  # fmt: skip
+            for subscription in list(self._subscriptions):
+                if subscription.takes(signal):
+                    subscription.callback(signal)
+
+    # -- signals and names
+
+    async def subscribe(self, callback: Callable[[Signal], None], **match: str) -> Subscription:
+        """Signals that match go to `callback`. Keys: sender, path, interface, member, arg0.
+
+        Raises:
+            BusError: the bus refuses the rule.
+        """
+        rule = ",".join(["type='signal'", *(f"{k}='{v}'" for k, v in match.items())])
+        subscription = Subscription(rule, match, callback, self.unsubscribe)
+        self._subscriptions.append(subscription)
+        try:
+            await self.call(BUS, BUS_PATH, BUS, "AddMatch", "s", [rule])
+        except BusError:
+            self._subscriptions.remove(subscription)
+            raise
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Ends a subscription; a second time is no error."""
+        if subscription not in self._subscriptions:
+            return
+        self._subscriptions.remove(subscription)
+        if not self.closed.done():
+            message = Message(
+                BUS, BUS_PATH, BUS, "RemoveMatch", flags=MessageFlag.NO_REPLY_EXPECTED,
+                signature="s", body=[subscription.rule],
+            )  # fmt: skip
+            with contextlib.suppress(BusError):
+                self._send(message)
+
+    async def request_name(self, name: str) -> None:
+        """Owns a well-known name; losing it later closes the connection.
+
+        Raises:
+            BusError: somebody else has it (NameTaken), or the bus does not allow it.
+        """
+        reply = await self.call(BUS, BUS_PATH, BUS, "RequestName", "su", [name, 4])
+        if reply.body[0] not in (1, 4):
+            raise BusError("NameTaken", f"the name {name} is taken on this bus")
+        await self.subscribe(self._name_lost, sender=BUS, member="NameLost", arg0=name)
+
+    def _name_lost(self, signal: Signal) -> None:
+        self._lost(f"the bus took the name {signal.body[0]} away")
+
+    async def release_name(self, name: str) -> None:
+        """Gives a name back."""
+        for subscription in list(self._subscriptions):
+            if subscription.match.get("arg0") == name:
+                self.unsubscribe(subscription)
+        await self.call(BUS, BUS_PATH, BUS, "ReleaseName", "s", [name])
+
+    async def name_owner(self, name: str) -> str | None:
+        """The unique name behind a name, None when there is none."""
+        try:
+            return str((await self.call(BUS, BUS_PATH, BUS, "GetNameOwner", "s", [name])).body[0])
+        except BusError as e:
+            if e.name == f"{BUS}.Error.NameHasNoOwner":
+                return None
+            raise
+
+    async def unix_user(self, name: str) -> int:
+        """The UID of the process behind a name.
+
+        Raises:
+            BusError: it is gone.
+        """
+        reply = await self.call(BUS, BUS_PATH, BUS, "GetConnectionUnixUser", "s", [name])
+        return int(reply.body[0])
