@@ -16,8 +16,9 @@ def run(folder: Path, body: str, allowed: str) -> subprocess.CompletedProcess[st
     (folder / "conftest.py").write_text(CONFTEST.read_text())
     (folder / "allowed_skips.txt").write_text(allowed)
     (folder / "test_it.py").write_text(f"import pytest\n{body}\n")
+    pytest_here = ["pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder, folder],
+        [sys.executable, "-m", *pytest_here],
         capture_output=True, text=True, check=False, cwd=folder)
 
 

@@ -73,9 +73,8 @@ class Target:
     def copy(self, source: Path, path: Path) -> None:
         """A text file of the project, with its placeholders filled in."""
         text = source.read_text()
-        for name, value in {"bindir": self.prefix / "bin", "libexecdir": self.prefix / "libexec",
-                            "sysconfdir": "/etc"}.items():
-            text = text.replace(f"@{name}@", str(value))
+        for name, where in {"bindir": "bin", "libexecdir": "libexec"}.items():
+            text = text.replace(f"@{name}@", str(self.prefix / where))
         self.put(path, text.encode())
 
     def under(self, kind: str) -> Path:
@@ -110,7 +109,7 @@ def unpack(target: Target, wheels: Path) -> None:
                 parts = Path(info.filename).parts
                 if info.is_dir() or ".." in parts or info.filename.startswith("/"):
                     continue
-                if parts[0].endswith(".data"):  # NAME.data/purelib/…; scripts and headers serve nobody
+                if parts[0].endswith(".data"):  # NAME.data/purelib/…; scripts serve nobody
                     if parts[1] not in ("purelib", "platlib"):
                         continue
                     parts = parts[2:]
