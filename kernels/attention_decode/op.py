@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attention_decode: one token's attention over positions 0..pos0 of the caches.
+
+out[h] = sum over p of softmax(scale * q[h] . kc[g, p])[p] * vc[g, p] with g = h / (heads / kv_heads). qkv holds the
+rotated Q first (rope_kv). dim is a multiple of 4, at most 256; heads a multiple of kv_heads. The softmax is taken over
+blocks of positions as they come (Milakov and Gimelshein 2018; Dao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.contract import POS0, Bind, Contract, Groups, Variant
+from kernels.text import Buffers, Push, view
+
+MAX_DIM = 256
+
+
+def groups(push: Push, variant: Variant) -> Groups:
+    return (push["heads"], 1, 1)
+
+
+def attend(buffers: Buffers, push: Push, tokens: int, pos0: int) -> None:
+    """Attention of `tokens` tokens, token t over positions 0..pos0 + t; in float64."""
+    heads, kv_heads, dim, ctx = (int(push[name]) for name in ("heads", "kv_heads", "dim", "ctx"))
+    width = heads + 2 * kv_heads
+    qkv = view(buffers["qkv"], np.float32)[: tokens * width * dim].reshape(tokens, width, dim)
+    out = view(buffers["out"], np.float32)[: tokens * heads * dim].reshape(tokens, heads, dim)
+    k, v = (
+        view(buffers[name], np.float16)[: kv_heads * ctx * dim]
+        .reshape(kv_heads, ctx, dim)
+        .astype(np.float64)
+        for name in ("kc", "vc")
+    )
+    for t in range(tokens):
+        end = pos0 + t + 1
+        for h in range(heads):
+            g = h // (heads // kv_heads)
+            scores = k[g, :end] @ qkv[t, h].astype(np.float64) * push["scale"]
+            p = np.exp(scores - scores.max())
+            out[t, h] = p @ v[g, :end] / p.sum()
+
+
+def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
+    attend(buffers, push, 1, int(params[POS0]))
+
+
+OP = Contract(
+    name="attention_decode",
+    bindings=(Bind("qkv", "r"), Bind("kc", "r"), Bind("vc", "r"), Bind("out", "w")),
+    push=(
+        ("heads", "u32"),
+        ("kv_heads", "u32"),
+        ("dim", "u32"),
+        ("ctx", "u32"),
+        ("scale", "f32"),
+    ),
+    variants=(Variant("base", (32, 1, 1), shared=(2 * MAX_DIM + 2 * 32) * 4),),
+    groups=groups,
+    reference=reference,
+)

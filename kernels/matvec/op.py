@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""matvec: y[y0 + i] (+)= sum over k of W[i, k] x[k], for i < n; accumulate = 1 adds to what y holds.
+
+W is packed (docs/architecture.md, "Weights"). The CPU rounds x to int8 with a scale per 32 for q8 and q4
+(kernels/include/weights.h); GLSL works in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels import weights
+from kernels.contract import Bind, Contract, Groups, Variant, ceil_div
+from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, spread, view
+
+
+def groups(push: Push, variant: Variant) -> Groups:
+    return (*spread(ceil_div(push["n"], variant.workgroup[0])), 1)
+
+
+def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
+    n, k, y0 = int(push["n"]), int(push["k"]), int(push["y0"])
+    w = weights.unpack(FORMAT_NAMES[push["fmt"]], buffers["w"], n, k)
+    y = view(buffers["y"], np.float32)[y0 : y0 + n]
+    product = w.astype(np.float64) @ view(buffers["x"], np.float32)[:k].astype(np.float64)
+    y[:] = product + y if push["accumulate"] else product
+
+
+OP = Contract(
+    name="matvec",
+    bindings=(Bind("w", "r"), Bind("x", "r"), Bind("y", "rw")),
+    push=(("fmt", "u32"), ("n", "u32"), ("k", "u32"), ("accumulate", "u32"), ("y0", "u32")),
+    variants=format_variants(32),
+    groups=groups,
+    reference=reference,
+)

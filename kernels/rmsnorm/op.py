@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rmsnorm: y[t, i] = x[t, i] * w[i] / sqrt(mean(x[t]^2) + eps)  (Zhang and Sennrich 2019).
+
+With last = 1 only row last_row of x is taken and row 0 of y written: the norm before the head.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.contract import LAST_ROW, N_TOKENS, Bind, Contract, Groups, Variant
+from kernels.text import Buffers, Push, view
+
+
+def groups(push: Push, variant: Variant) -> Groups:
+    return (1 if push["last"] else push["tokens"], 1, 1)
+
+
+def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
+    k = int(push["k"])
+    first, count = (int(params[LAST_ROW]), 1) if push["last"] else (0, int(params[N_TOKENS]))
+    x = view(buffers["x"], np.float32)[first * k : (first + count) * k].reshape(count, k)
+    w = view(buffers["w"], np.float32)[:k]
+    mean = np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True)
+    y = x * w / np.sqrt(mean + push["eps"])
+    view(buffers["y"], np.float32)[: count * k] = y.reshape(-1)
+
+
+OP = Contract(
+    name="rmsnorm",
+    bindings=(Bind("x", "r"), Bind("w", "r"), Bind("y", "w")),
+    push=(("k", "u32"), ("eps", "f32"), ("last", "u32")),
+    variants=(Variant("base", (32, 1, 1), shared=32 * 4),),
+    groups=groups,
+    reference=reference,
+)
