@@ -146,7 +146,7 @@ def data(target: Target) -> None:
         target.copy(xml, share / "dbus-1/interfaces" / xml.name)
     for page in sorted((SOURCE / "docs").glob("*.[1-8]")):
         target.copy(page, share / f"man/man{page.suffix[1:]}" / page.name)
-    for file in sorted((SOURCE / "tools/completion").iterdir()):
+    for file in sorted((SOURCE / "tools/completion").glob("*pvrctl*")):
         if file.name.endswith(".fish"):
             target.copy(file, share / "fish/vendor_completions.d" / file.name)
         elif file.name.startswith("_"):
@@ -219,16 +219,18 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
               "name another with PYTHON=.", file=sys.stderr)
     if remove(target):
         print("Replacing the installation that is there.")
-    # Folders that the manifest names are created after it is known that nothing of it is there.
-    unpack(target, wheels)
-    launchers(target, python, site)
-    data(target)
-    configuration(target)
+    try:
+        unpack(target, wheels)
+        launchers(target, python, site)
+        data(target)
+        configuration(target)
+    finally:  # half an installation can be taken away too
+        target.folder(target.site)
+        listed = {"files": target.files, "folders": target.folders}
+        target.at(target.manifest).write_text(json.dumps(listed, indent=0))
     strip = ["-s", str(target.destdir), "-p", "/"] if target.destdir != Path("/") else []
     subprocess.run([python, "-Im", "compileall", "-q", *strip, str(target.at(target.site))],
                    check=False, stdout=subprocess.DEVNULL)
-    listed = {"files": target.files, "folders": target.folders}
-    target.at(target.manifest).write_text(json.dumps(listed, indent=0))
     if target.destdir == Path("/"):
         run("systemd-sysusers", str(target.under("sysusers") / "pvrd.conf"))
         run("systemd-tmpfiles", "--create", str(target.under("tmpfiles") / "pvrd.conf"))
