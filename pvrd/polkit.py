@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what needs permission: polkit on the system bus, the own UID on any other."""
+
+from __future__ import annotations
+
+import os
+
+from pvrd.bus import BusAddress, BusError, Connection, V
+from pvrd.errors import NotAuthorized
+
+PRIORITY = "org.pvrd.Pvrd1.high-priority"
+MODELS = "org.pvrd.Pvrd1.manage-models"
+CONFIGURE = "org.pvrd.Pvrd1.configure"
+
+_SERVICE = "org.freedesktop.PolicyKit1"
+_PATH = "/org/freedesktop/PolicyKit1/Authority"
+_INTERFACE = "org.freedesktop.PolicyKit1.Authority"
+_QUIET_S = 15.0
+_DIALOG_S = 300.0
+
+
+class Polkit:
+    """Decides about callers of one bus."""
+
+    def __init__(self, connection: Connection, address: BusAddress) -> None:
+        self._connection = connection
+        self._system = address.kind == "system"
+
+    @property
+    def asks(self) -> bool:
+        """True when polkit decides, False when the own UID is enough."""
+        return self._system
+
+    async def available(self) -> bool:
+        """Does polkit answer, or could it be started? True where it is not asked."""
+        if not self._system:
+            return True
+        try:
+            reply = await self._connection.call(
+                _SERVICE, _PATH, "org.freedesktop.DBus.Peer", "Ping", timeout=2.0
+            )
+        except BusError:
+            return False
+        reply.close()
+        return True
+
+    async def check(self, sender: str, uid: int, action: str, interactive: bool = False) -> None:
+        """Lets an allowed caller pass.
+
+        Args:
+            interactive: polkit may show the user a dialog; that can take minutes.
+
+        Raises:
+            NotAuthorized: denied, or there is no polkit to ask.
+        """
+        if not self._system:
+            if uid == os.getuid():
+                return
+            raise NotAuthorized(f"only the user who runs pvrd may do this ({action})")
+        try:
+            reply = await self._connection.call(
+                _SERVICE, _PATH, _INTERFACE, "CheckAuthorization", "(sa{sv})sa{ss}us",
+                [["system-bus-name", {"name": V("s", sender)}], action, {}, int(interactive), ""],
+                timeout=_DIALOG_S if interactive else _QUIET_S,
+            )  # fmt: skip
+        except BusError as e:
+            raise NotAuthorized(f"polkit cannot be asked about {action}: {e.message}") from None
+        allowed, challenge, _ = reply.body[0]
+        reply.close()
+        if not allowed:
+            hint = "; an administrator may allow it" if challenge else ""
+            raise NotAuthorized(f"polkit does not allow {action}{hint}")
