@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
+
+from engine.errors import PvrError
 
 if TYPE_CHECKING:
     from engine.backends.base import Backend, DeviceInfo
@@ -25,3 +27,52 @@ def thread_count(config: Mapping[str, Any]) -> int:
         return min(wanted, allowed)
     cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     return max(1, cores - 1 if cores >= 4 else cores)
+
+
+@dataclass
+class Opened:
+    """An open device, or none: then `reason` is a sentence for people and `code` doctor's word for it."""
+
+    backend: Backend | None
+    reason: str = ""
+    code: str = ""
+
+
+def open_device(kind: str, config: Mapping[str, Any]) -> Opened:
+    """Opens the device of a worker of this kind. A GPU that is not there is no error.
+
+    Raises:
+        PvrError: the CPU's kernels cannot be loaded.
+    """
+    if kind == "cpu":
+        from engine.backends.cpu import CpuBackend
+
+        return Opened(CpuBackend(thread_count(config)))
+    from engine.backends.devices import NoDevice
+    from engine.backends.vulkan import VulkanBackend
+
+    try:
+        return Opened(
+            VulkanBackend(
+                allow_software=bool(config.get("allow_software")),
+                want=str(config.get("device") or ""),
+                deadline_s=float(config.get("slice_s") or 0),
+            )
+        )
+    except NoDevice as e:
+        return Opened(None, str(e), e.code)
+    except PvrError as e:
+        return Opened(None, str(e), "failed")
+
+
+def describe(info: DeviceInfo) -> dict[str, Any]:
+    """A device as the hello tells it."""
+    return {
+        "kind": info.kind,
+        "name": info.name,
+        "driver": info.driver,
+        "software": info.software,
+        "features": sorted(info.features),
+        "limits": asdict(info.limits),
+        "properties": dict(info.properties),
+    }

@@ -43,13 +43,15 @@ class Faults:
         return name in self.at and self.submissions >= self.at[name]
 
 
-def parse(specs: Iterable[str], kind: str, generation: int) -> Faults:
-    """The faults that concern the worker of this kind and generation.
+def parse(specs: str | Iterable[str], kind: str, generation: int) -> Faults:
+    """The faults that concern the worker of this kind and generation; a string has commas between them.
 
     Raises:
         ValueError: a malformed one, whatever worker it is for.
     """
     at: dict[str, int] = {}
+    if isinstance(specs, str):
+        specs = [s.strip() for s in specs.split(",") if s.strip()]
     for spec in specs:
         parts = spec.split(":")
         if len(parts) not in (2, 3) or parts[0] not in ("gpu", "cpu") or parts[1] not in FAULTS:
