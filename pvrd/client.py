@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A blocking client of pvrd, for pvrctl and for programs: text, video and pictures in a few calls
+each.
+
+    with Client() as client, client.open_text({"device": "auto"}) as session:
+        for event in session.chat([{"role": "user", "content": "Hello"}], {}):
+            print(event.get("text", ""), end="")
+
+Options are plain Python values; the types that D-Bus wants stand in OPTIONS. Every error of the API
+is raised as its class in pvrd/errors.py. A client belongs to one thread. docs/api.md is the API;
+neither numpy nor Vulkan is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply, V, plain
+from pvrd.client_video import VideoSession
+from pvrd.errors import (
+    NAMES,
+    PREFIX,
+    Internal,
+    InvalidArgument,
+    NotAuthorized,
+    PvrdError,
+    Timeout,
+    from_name,
+)
+
+NAME = "org.pvrd.Pvrd1"
+PATH = "/org/pvrd/Pvrd1"
+MANAGER = f"{NAME}.Manager"
+TEXT = f"{NAME}.TextSession"
+VIDEO = f"{NAME}.VideoSession"
+
+# The type of each option, over all methods.
+OPTIONS = {
+    "model": "s",
+    "device": "s",
+    "priority": "u",
+    "share": "u",
+    "context": "u",
+    "max_tokens": "u",
+    "temperature": "d",
+    "top_k": "u",
+    "top_p": "d",
+    "min_p": "d",
+    "seed": "t",
+    "stop": "as",
+    "top5": "b",
+    "width": "u",
+    "height": "u",
+    "pixel": "s",
+    "depth": "u",
+    "siting": "s",
+    "full_range": "b",
+    "scale": "u",
+    "slots": "u",
+    "tile": "u",
+    "overlap": "u",
+    "format": "s",
+    "stream": "b",
+    "licence": "s",
+    "origin": "s",
+    "replace": "b",
+    "interactive": "b",
+}
+_GONE = ("ServiceUnknown", "NameHasNoOwner", "NoServer", "Disconnected", "BadAddress", "Spawn")
+_LONGEST_LINE = 1 << 16
+_T = TypeVar("_T")
+
+
+class NoDaemon(PvrdError):
+    """There is no bus, or no pvrd on it."""
+
+
+def options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values as a{sv}; None is left out.
+
+    Raises:
+        InvalidArgument: an option that is not known, or a value that does not fit its type.
+    """
+    made = {}
+    for key, value in values.items():
+        if value is None:
+            continue
+        if key not in OPTIONS:
+            raise InvalidArgument(f"there is no option {key}")
+        kind = OPTIONS[key]
+        top = {"u": 1 << 32, "t": 1 << 64}.get(kind)
+        if top and not 0 <= int(value) < top:
+            raise InvalidArgument(f"{key} is out of range")
+        made[key] = V(kind, float(value) if kind == "d" else value)
+    return made
+
+
+def translate(error: BusError) -> PvrdError:
+    """The error class for an error that came over the bus."""
+    if error.name.startswith(PREFIX) and error.name.removeprefix(PREFIX) in NAMES:
+        return from_name(error.name.removeprefix(PREFIX), error.message)
+    short = error.name.removeprefix(f"{BUS}.Error.")
+    if short.startswith(_GONE):
+        return NoDaemon(f"pvrd does not answer: {error.message}")
+    if short == "NoReply":
+        return Timeout(
+            error.message if "within" in error.message else "The daemon ended before it answered."
+        )
+    if short in ("AccessDenied", "AuthFailed"):
+        return NotAuthorized(f"The bus does not let you: {error.message}")
+    if short in ("LimitsExceeded", "InvalidArgs"):
+        return InvalidArgument(error.message)
+    return Internal(error.message)
+
+
+class Client:
+    """A connection to the daemon.
+
+    Args:
+        bus: user, system or an address; by default $PVRD_BUS, else the system bus if pvrd is there,
+        else the user bus.
+
+    Raises:
+        NoDaemon: there is no daemon there.
+    """
+
+    def __init__(self, bus: str | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._connection: Connection | None = None
+        self.bus = ""
+        try:
+            self._connect(bus or os.environ.get("PVRD_BUS") or None)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection, and with it all sessions. A second time is no error."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if not self._loop.is_closed():
+            self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        if self._loop.is_closed():
+            work.close()
+            raise NoDaemon("The connection is closed.")
+        task = self._loop.create_task(work)
+        try:
+            return self._loop.run_until_complete(task)
+        except BusError as error:
+            raise translate(error) from error
+        except BaseException:
+            task.cancel()
+            with contextlib.suppress(BaseException):
+                self._loop.run_until_complete(task)
+            raise
+
+    def _connect(self, bus: str | None) -> None:
+        sentences = []
+        for choice in [bus] if bus else ["system", "user"]:
+            try:
+                address = BusAddress.parse(choice)
+                connection = self._wait(Connection.connect(address))
+            except (BusError, NoDaemon) as error:
+                sentences.append(str(error.__cause__ or error))
+                continue
+            self._connection, self.bus = connection, choice
+            if self._wait(self._present(connection)):
+                return
+            sentences.append(f"no pvrd on the {address.kind} bus")
+            connection.close()
+            self._connection = None
+        raise NoDaemon(f"There is no daemon to talk to: {'; '.join(sentences)}.")
+
+    @staticmethod
+    async def _present(connection: Connection) -> bool:
+        if await connection.name_owner(NAME):
+            return True
+        reply = await connection.call(BUS, BUS_PATH, BUS, "ListActivatableNames")
+        return NAME in reply.body[0]
+
+    def call(
+        self,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        body: Sequence[Any] = (),
+        *,
+        fds: Sequence[int] = (),
+        timeout: float | None = 25.0,
+        interactive: bool = False,
+    ) -> Reply:
+        """Calls a method of the daemon; `h` values in the body are indexes into `fds`, which stay
+        the caller's.
+
+        Raises:
+            PvrdError: what the daemon or the bus answered.
+        """
+        if self._connection is None:
+            raise NoDaemon("The connection is closed.")
+        return self._wait(
+            self._connection.call(
+                NAME, path, interface, member, signature, body, fds, timeout, interactive
+            )
+        )
+
+    def properties(self, interface: str = MANAGER, path: str = PATH) -> dict[str, Any]:
+        """All properties of an object, as plain values."""
+        reply = self.call(path, PROPERTIES, "GetAll", "s", [interface])
+        found: dict[str, Any] = plain(reply.body[0])
+        return found
+
+    def _manager(self, member: str, signature: str = "", body: Sequence[Any] = ()) -> Any:
+        reply = self.call(PATH, MANAGER, member, signature, body)
+        return plain(reply.body[0]) if reply.body else None
+
+    def models(self) -> list[dict[str, Any]]:
+        """What ListModels says."""
+        found: list[dict[str, Any]] = self._manager("ListModels")
+        return found
+
+    def add_model(self, fd: int, name: str, settings: Mapping[str, Any]) -> Progress:
+        """Adds the model in the file `fd` under `name`; follow the progress to its end."""
+        reply = self.call(
+            PATH,
+            MANAGER,
+            "AddModel",
+            "hsa{sv}",
+            [0, name, options({**settings, "stream": True})],
+            fds=[fd],
+            timeout=120.0,
+            interactive=bool(settings.get("interactive")),
+        )
+        return Progress(reply.fds.take(reply.body[0]["progress"].value))
+
+    def remove_model(self, name: str) -> None:
+        """Removes a model that was added."""
+        self._manager("RemoveModel", "s", [name])
+
+    def config(self) -> dict[str, Any]:
+        """The configuration in force, keys `section.key`."""
+        found: dict[str, Any] = self._manager("GetConfig")
+        return found
+
+    def set_config(self, values: Mapping[str, tuple[str, Any]]) -> None:
+        """Changes the configuration: key -> (D-Bus type, value)."""
+        self._manager(
+            "SetConfig", "a{sv}", [{key: V(kind, value) for key, (kind, value) in values.items()}]
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        """The counters."""
+        found: dict[str, Any] = self._manager("GetStatistics")
+        return found
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """What the daemon has to say to a doctor."""
+        found: list[dict[str, Any]] = self._manager("GetDiagnostics")
+        return found
+
+    def open_text(self, settings: Mapping[str, Any]) -> TextSession:
+        """Opens a session for text; options of OpenText."""
+        reply = self.call(PATH, MANAGER, "OpenText", "a{sv}", [options(settings)])
+        return TextSession(self, reply.body[0], TEXT)
+
+    def open_video(self, settings: Mapping[str, Any]) -> VideoSession:
+        """Opens a session for video; options of OpenVideo."""
+        reply = self.call(PATH, MANAGER, "OpenVideo", "a{sv}", [options(settings)])
+        path, ring, sock, layout = reply.body
+        session = Session(self, path, VIDEO)
+        return VideoSession(session, reply.fds.take(ring), reply.fds.take(sock), plain(layout))
+
+    def upscale(self, fd: int, settings: Mapping[str, Any]) -> tuple[Progress, int]:
+        """Enlarges the picture in the file or sealed memfd `fd`: the progress, and the memfd of the
+        result (to close)."""
+        reply = self.call(
+            PATH, MANAGER, "Upscale", "ha{sv}", [0, options({**settings, "stream": True})], fds=[fd]
+        )
+        result, info = reply.body
+        return Progress(reply.fds.take(result)), reply.fds.take(info["result"].value)
+
+
+class Session:
+    """A session object; closing it ends what it does. `loading` follows the model's loading."""
+
+    def __init__(self, client: Client, path: str, interface: str) -> None:
+        self._client = client
+        self._path = path
+        self._interface = interface
+        self._open = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def call(self, member: str, signature: str = "", body: Sequence[Any] = ()) -> Reply:
+        """Calls a method of the session."""
+        return self._client.call(self._path, self._interface, member, signature, body)
+
+    def properties(self) -> dict[str, Any]:
+        """The session's properties."""
+        return self._client.properties(self._interface, self._path)
+
+    def loading(self, interval: float = 0.1) -> Iterator[float]:
+        """Yields how much is loaded, 0..1, until the session is ready or has failed."""
+        while True:
+            state = self.properties()
+            if state.get("Ready") or state.get("Error"):
+                return
+            yield float(state.get("Progress", 0.0))
+            time.sleep(interval)
+
+    def close(self) -> None:
+        """Closes the session in the daemon; never raises, the daemon does it by itself when the
+        client goes."""
+        if self._open:
+            self._open = False
+            with contextlib.suppress(PvrdError):
+                self.call("Close")
+
+
+class TextSession(Session):
+    """A session for text: one job at a time."""
+
+    def generate(self, prompt: str, settings: Mapping[str, Any]) -> TextStream:
+        """Goes on with the prompt as it stands."""
+        reply = self.call("Generate", "sa{sv}", [prompt, options(settings)])
+        return TextStream(reply.fds.take(reply.body[0]))
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any]
+    ) -> TextStream:
+        """Answers a talk, through the model's chat template; messages are {role, content}."""
+        reply = self.call(
+            "Chat", "aa{ss}a{sv}", [[dict(message) for message in messages], options(settings)]
+        )
+        return TextStream(reply.fds.take(reply.body[0]))
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of the text as it stands."""
+        return int(self.call("CountTokens", "s", [text]).body[0])
+
+    def cancel(self) -> None:
+        """Ends the running job."""
+        self.call("Cancel")
+
+    def cancel_quietly(self) -> None:
+        """As cancel, where nobody listens for errors any more."""
+        with contextlib.suppress(PvrdError):
+            self.cancel()
+
+
+class TextStream:
+    """The events of a text stream, one dict a line. It owns the pipe; closing it cancels the
+    job."""
+
+    last = ("end",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._buffer = bytearray()
+
+    def close(self) -> None:
+        """Closes the pipe. A second time is no error."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yields each event, the one that ends it included.
+
+        Raises:
+            PvrdError: the stream ended with `error`, or broke off because the daemon died.
+        """
+        try:
+            while True:
+                event = self._event()
+                if event.get("type") == "error":
+                    raise from_name(event.get("error"), event.get("message"))
+                yield event
+                if event.get("type") in self.last:
+                    return
+        finally:
+            self.close()
+
+    def _event(self) -> dict[str, Any]:
+        while (end := self._buffer.find(b"\n")) < 0:
+            piece = os.read(self._fd, 65536) if self._fd >= 0 else b""
+            if not piece:
+                raise Internal("The daemon ended before the work was done.")
+            self._buffer += piece
+            if len(self._buffer) > _LONGEST_LINE and b"\n" not in self._buffer:
+                raise Internal("The daemon sends a line that is too long.")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            raise Internal("The daemon sends a line that is no JSON.") from error
+        if not isinstance(event, dict):
+            raise Internal("The daemon sends a line that is no object.")
+        return event
+
+
+class Progress(TextStream):
+    """The lines of a progress pipe: {type: progress, done, total}, then {type: end, …}."""

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A y4m stream through a video session: one thread, one poll, as many frames under way as there are
+credits.
+
+A frame goes from the input's descriptor into the ring by readv and from the ring to the output by
+writev; nothing is copied in between and memory does not grow with the clip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import stat
+import time
+from typing import TYPE_CHECKING, Any
+
+from pvrd import y4m
+from pvrd.ctl import common, errors, output
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pvrd.client import Client
+    from pvrd.client_video import Done, VideoSession
+    from pvrd.ctl.target import Target
+
+_PIPE_BYTES = 1 << 20
+
+
+def enlarge_clip(
+    args: argparse.Namespace, source: int, seen: bytes, target: Target
+) -> dict[str, Any]:
+    """Enlarges the stream; returns the object of `--json upscale`.
+
+    Raises:
+        CtlError: damaged input (exit code 5), no daemon, a refusal, a full disk.
+    """
+    try:
+        reader = y4m.Reader(source)
+        header = reader.header(seen)
+    except y4m.Y4mError as error:
+        raise _bad(error) from error
+    settings = {
+        "width": header.width,
+        "height": header.height,
+        "pixel": "gray" if header.mono else "i420",
+        "siting": header.siting,
+        "full_range": header.full_range,
+        "scale": args.scale,
+        "model": args.model,
+        "device": args.device,
+        "priority": args.priority,
+        "tile": args.tile,
+        "overlap": args.overlap,
+    }
+    with common.client(args) as client, client.open_video(settings) as session:
+        pump = Pump(session, reader, header, args.scale, target, _frames_ahead(source, header))
+        try:
+            pump.run()
+        finally:
+            pump.meter.clear()
+        return pump.record(client)
+
+
+def _bad(error: y4m.Y4mError) -> errors.CtlError:
+    return errors.CtlError(str(error), errors.BAD_INPUT, "InvalidArgument")
+
+
+def _frames_ahead(source: int, header: y4m.Header) -> int | None:
+    """How many frames a regular file has; None for a stream."""
+    status = os.fstat(source)
+    if not stat.S_ISREG(status.st_mode):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        return None
+    return (status.st_size - len(header.line())) // (header.frame_bytes + len("FRAME\n"))
+
+
+class Pump:
+    """Moves frames until the input ends and everything has come back."""
+
+    def __init__(
+        self,
+        session: VideoSession,
+        reader: y4m.Reader,
+        header: y4m.Header,
+        scale: int,
+        target: Target,
+        total: int | None,
+    ) -> None:
+        self._session = session
+        self._reader = reader
+        self._out_header = header.scaled(scale)
+        self._scale = scale
+        self._target = target
+        self._total = total
+        self._inputs = [_flat(session.input(slot)) for slot in range(session.slots)]
+        self._outputs = [_flat(session.output(slot)) for slot in range(session.slots)]
+        self._free = list(range(session.slots))
+        self._filling: int | None = None  # the slot that the input is being read into
+        self._params: dict[int, bytes] = {}  # what stood behind FRAME, by seq
+        self._ended = False
+        self._damage: y4m.Y4mError | None = None
+        self._times: list[float] = []
+        self._tiles = self._fallback = 0
+        self._device = ""
+        self._began = self._last = 0.0
+        self.meter = output.Progress("upscaling")
+        expected = [width * height for width, height in self._out_header.planes]
+        if [sum(map(len, plane)) for plane in session.output(0)] != expected:
+            raise errors.CtlError(
+                "The daemon's layout of a frame is not the one of y4m.", errors.FAILED, "Internal"
+            )
+
+    def run(self) -> None:
+        """Runs to the end of the input.
+
+        Raises:
+            CtlError, PvrdError, BrokenPipeError: as enlarge_clip.
+        """
+        poll = select.poll()
+        poll.register(self._session.fileno(), select.POLLIN)
+        source = self._reader.fileno()
+        waiting = False
+        while not (self._ended and not self._params):
+            if (
+                self._filling is None
+                and not self._ended
+                and self._free
+                and self._session.credits > 0
+            ):
+                self._filling = self._free.pop(0)
+                self._reader.begin(self._inputs[self._filling])
+            if waiting != (self._filling is not None):
+                waiting = not waiting
+                if waiting:
+                    poll.register(source, select.POLLIN)
+                else:
+                    poll.unregister(source)
+            for fd, _events in poll.poll():
+                if fd == source and self._filling is not None:
+                    self._read()
+                elif fd == self._session.fileno() and (done := self._session.receive()):
+                    self._write(done)
+        if self._damage:
+            raise _bad(self._damage) from self._damage
+        if not self._times:
+            raise errors.CtlError("The clip has no frames.", errors.BAD_INPUT, "InvalidArgument")
+
+    def _read(self) -> None:
+        """One step of reading; a complete frame is submitted, a damaged input ends after the frames
+        before it."""
+        assert self._filling is not None
+        try:
+            got = self._reader.step()
+        except y4m.Y4mError as error:
+            self._damage, got = error, None
+        except OSError as error:
+            raise errors.CtlError(
+                f"The input cannot be read: {os.strerror(error.errno or 0)}.",
+                errors.BAD_INPUT,
+                "InvalidArgument",
+            ) from error
+        if got is None:
+            self._ended = True
+            self._free.append(self._filling)
+            self._filling = None
+        elif got:
+            seq = self._reader.frames
+            self._began = self._began or time.monotonic()
+            self._params[seq] = self._reader.params
+            self._session.submit(seq, self._filling, pts=seq)
+            self._filling = None
+
+    def _write(self, done: Done) -> None:
+        params = self._params.pop(done.seq)
+        if done.dropped:  # only frames with a deadline are, and these have none
+            raise errors.CtlError("The daemon dropped a frame.", errors.FAILED, "Internal")
+        self._last = time.monotonic()
+        if not self._times:
+            self._target.write([memoryview(self._out_header.line())])
+        self._target.write([memoryview(b"FRAME" + params + b"\n"), *self._outputs[done.slot]])
+        self._free.append(done.slot)
+        self._times.append(done.ms)
+        self._tiles += done.tiles
+        self._fallback += done.tiles_fallback
+        self._device = done.device or self._device
+        self.meter.update(len(self._times), self._total, "frames")
+
+    def record(self, client: Client) -> dict[str, Any]:
+        """The object that --json prints."""
+        state = self._session.session.properties()
+        device = self._device or str(state.get("Device", ""))
+        seconds = self._last - self._began
+        return {
+            "frames": len(self._times),
+            "width": self._out_header.width,
+            "height": self._out_header.height,
+            "scale": self._scale,
+            "model": str(self._session.layout.get("model", "")),
+            "device": device,
+            "device_name": common.device_name(client, device),
+            "fps": round(len(self._times) / seconds, 3) if seconds > 0 else 0.0,
+            "ms_p50": percentile(self._times, 50),
+            "ms_p99": percentile(self._times, 99),
+            "tiles": self._tiles,
+            "tiles_fallback": self._fallback,
+            "restarts": int(state.get("Restarts", 0)),
+        }
+
+
+def _flat(planes: list[list[memoryview]]) -> list[memoryview]:
+    return [view for plane in planes for view in plane]
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The value that `percent` of the values do not exceed (nearest rank); 0 where there are
+    none."""
+    if not values:
+        return 0.0
+    rank = -(-len(values) * percent // 100)
+    return round(sorted(values)[max(int(rank) - 1, 0)], 3)

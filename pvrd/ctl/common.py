@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several commands share: the connection, options of jobs, waiting for a model to load."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pvrd.ctl import errors, output
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pvrd.client import Client, Session
+
+
+@contextlib.contextmanager
+def client(args: argparse.Namespace) -> Iterator[Client]:
+    """The connection to the daemon that --bus, $PVRD_BUS or the buses name.
+
+    Raises:
+        CtlError: there is no daemon, or it refused; with the sentence and the exit code for it.
+    """
+    from pvrd.client import Client
+    from pvrd.errors import PvrdError
+
+    try:
+        with Client(args.bus) as connection:
+            yield connection
+    except PvrdError as error:
+        raise errors.CtlError(
+            output.plain(str(error)), errors.code_of(error.name), error.name
+        ) from error
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """A type for argparse: an integer from `low` on."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise ValueError
+        return value
+
+    number.__name__ = f"integer from {low} on"
+    return number
+
+
+def job_options(parser: argparse.ArgumentParser) -> None:
+    """The options that all jobs have."""
+    parser.add_argument("--device", choices=("auto", "gpu", "cpu"), help="where to run it (auto)")
+    parser.add_argument(
+        "--model", metavar="NAME", help="the model's name, as `pvrctl models` lists it"
+    )
+    parser.add_argument(
+        "--priority", type=at_least(0), metavar="0-15", help="above 11 asks for authorisation (5)"
+    )
+
+
+def wait_ready(session: Session, args: argparse.Namespace) -> None:
+    """Shows how far the model is loaded, where somebody looks on; jobs wait for it in the daemon
+    anyway."""
+    if args.json or not os.isatty(2):
+        return
+    meter = output.Progress("loading")
+    try:
+        for done in session.loading():
+            meter.update(done, 1.0)
+    finally:
+        meter.clear()
+
+
+def speed_note(record: dict[str, Any]) -> None:
+    """The line under an answer, on a terminal alone."""
+    if os.isatty(2) and os.isatty(1):
+        note = (
+            f"{len(record['token_ids'])} tokens, "
+            f"{output.rate(record['decode_tokens_per_s'])} tokens/s on "
+            f"{record['device']} ({output.plain(record['device_name'])})"
+        )
+        if record["restarts"]:
+            note += f", {record['restarts']} restarts"
+        if record["reason"] == "length":
+            note += ", cut at the length asked for"
+        output.warn(note)
+
+
+def device_name(client: Client, kind: str) -> str:
+    """The name of the device of a kind, as the daemon lists it; empty where it does not."""
+    for device in client.properties().get("Devices", ()):
+        if device.get("kind") == kind:
+            return str(device.get("name", ""))
+    return ""
+
+
+def default_model(client: Client, kind: str) -> str:
+    """The model of a kind that is taken when none is named."""
+    return next(
+        (
+            str(model["name"])
+            for model in client.models()
+            if model.get("kind") == kind and model.get("default")
+        ),
+        "",
+    )

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry of pvrctl: finds the command, imports that one alone, and turns every end into an exit
+code."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from pvrd import __version__
+from pvrd.ctl import errors
+
+if TYPE_CHECKING:
+    import argparse
+    from types import FrameType
+
+COMMANDS = {
+    "status": "what the daemon does and on which device",
+    "devices": "the devices that do the work",
+    "models": "list, add and remove models",
+    "generate": "answer one prompt",
+    "chat": "talk, turn by turn",
+    "upscale": "enlarge a y4m clip or a PNG or JPEG picture",
+    "config": "show or change the configuration",
+    "stats": "counters of the daemon and its devices",
+    "doctor": "what is accelerated, what is not, why, and how to mend it",
+}
+
+
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+
+
+def parser_for(command: str) -> argparse.ArgumentParser:
+    """The parser of one command, global options included, or of none: the overall help."""
+    import argparse
+
+    shared = argparse.ArgumentParser(add_help=False)
+    group = shared.add_argument_group("global options")
+    group.add_argument(
+        "--bus",
+        default=argparse.SUPPRESS,
+        metavar="user|system|ADDRESS",
+        help="the bus of the daemon (default: $PVRD_BUS, else system if pvrd is there, else user)",
+    )
+    group.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="output for programs"
+    )
+    if command:
+        module = importlib.import_module(f"pvrd.ctl.{command}")
+        parser = argparse.ArgumentParser(
+            f"pvrctl {command}",
+            description=(module.__doc__ or "").partition("\n")[0],
+            parents=[shared],
+            allow_abbrev=False,
+        )
+        module.arguments(parser)
+        parser.set_defaults(run=module.run)
+        return parser
+    lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "pvrctl",
+        usage="pvrctl [--bus user|system|ADDRESS] [--json] COMMAND …",
+        parents=[shared],
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Talks to pvrd, the accelerator daemon.",
+        epilog=f"commands:\n{lines}\n\n`pvrctl COMMAND --help` says more of each, pvrctl(1) all.",
+    )
+    parser.add_argument("--version", action="version", version=f"pvrctl {__version__}")
+    return parser
+
+
+def split(argv: list[str]) -> tuple[list[str], str, list[str]]:
+    """Global options, the command, and its own arguments; the command is empty where none was
+    given."""
+    index = 0
+    while index < len(argv) and argv[index].startswith("-"):
+        index += 2 if argv[index] == "--bus" else 1
+    if index >= len(argv):
+        return argv, "", []
+    return argv[:index], argv[index], argv[index + 1 :]
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments of the command; `run` is the command's function. Leaves with exit code 2 on
+    nonsense."""
+    first, command, rest = split(argv)
+    overall = parser_for("")
+    args = overall.parse_args(first)
+    if not command:
+        overall.error("no command; `pvrctl --help` lists them")
+    if command not in COMMANDS:
+        overall.error(f"there is no command {command!r}; `pvrctl --help` lists them")
+    args = parser_for(command).parse_args(rest, namespace=args)
+    args.bus = getattr(args, "bus", None)
+    args.json = getattr(args, "json", False)
+    return args
+
+
+def _terminated(signum: int, _frame: FrameType | None) -> NoReturn:
+    # Like Ctrl-C: the jobs in the daemon are cancelled on the way out.
+    raise KeyboardInterrupt
+
+
+def _standard_streams() -> None:
+    """Fills the places of closed standard descriptors, or the next file opened would take them.
+
+    Output that was closed goes to a descriptor that refuses it: that is an error to be told, not
+    to be swallowed.
+    """
+    for fd, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, flags)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    # What is still buffered must not fail once more when Python ends.
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs pvrctl and returns its exit code; the one boundary for errors, no traceback leaves."""
+    signal.signal(signal.SIGTERM, _terminated)
+    _standard_streams()
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        args = parse(arguments)
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return errors.INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads any more: nothing to say, and nobody to say it to.
+        _discard_output()
+        return errors.FAILED
+    except errors.CtlError as error:
+        failure = error
+    except OSError as error:
+        where = error.filename or ("Standard output" if error.errno in _OUTPUT_ERRORS else "")
+        what = os.strerror(error.errno) if error.errno else str(error)
+        failure = errors.CtlError(f"{where}: {what}." if where else f"{what}.")
+    except Exception as error:
+        if os.environ.get("PVRCTL_DEBUG"):
+            raise
+        failure = errors.CtlError(
+            f"Internal error ({type(error).__name__}: {error}); PVRCTL_DEBUG=1 shows where.",
+            errors.FAILED,
+            "Internal",
+        )
+    return _say(failure, "--json" in arguments)
+
+
+def _say(failure: errors.CtlError, as_json: bool) -> int:
+    sys.stderr.write(f"pvrctl: {failure}\n")
+    try:
+        if as_json:
+            from pvrd.ctl.output import emit_json
+
+            name, code = failure.name or "Failed", failure.code
+            emit_json({"error": name, "message": str(failure), "exit_code": code})
+        sys.stdout.flush()
+    except OSError:
+        _discard_output()
+    return failure.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PNG or JPEG picture through Manager.Upscale, by way of a sealed memfd."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from pvrd.ctl import common, errors, output
+from pvrd.y4m import write_all
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pvrd.ctl.target import Target
+
+LARGEST = 1 << 30
+_PIECE = 1 << 20
+
+
+def sealed_copy(source: int, seen: bytes) -> int:
+    """A memfd with `seen` and the rest of `source`, sealed; the caller closes it.
+
+    Raises:
+        CtlError: there is more than LARGEST.
+    """
+    memory = os.memfd_create("picture", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        total = 0
+        piece = seen
+        while piece:
+            total += len(piece)
+            if total > LARGEST:
+                raise errors.CtlError(
+                    f"The picture has more than {output.size(LARGEST)}.",
+                    errors.BAD_INPUT,
+                    "InvalidArgument",
+                )
+            write_all(memory, [memoryview(piece)])
+            piece = os.read(source, _PIECE)
+        fcntl.fcntl(
+            memory,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL,
+        )
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def enlarge_picture(
+    args: argparse.Namespace, source: int, seen: bytes, wanted: str, target: Target
+) -> dict[str, Any]:
+    """Enlarges the picture; returns the object of `--json upscale`, with one frame."""
+    picture = sealed_copy(source, seen)
+    settings = {
+        "scale": args.scale,
+        "model": args.model,
+        "format": wanted,
+        "device": args.device,
+        "priority": args.priority,
+    }
+    if args.tile or args.overlap:
+        output.warn("--tile and --overlap are for clips; a picture's tiles are pvrd's choice.")
+    meter = output.Progress("upscaling")
+    began = time.monotonic()
+    try:
+        with common.client(args) as client:
+            progress, result = client.upscale(picture, settings)
+            try:
+                end: dict[str, Any] = {}
+                for event in progress:
+                    if event.get("type") == "progress":
+                        meter.update(
+                            float(event.get("done", 0)),
+                            float(event.get("total", 0)) or None,
+                            "tiles",
+                        )
+                    else:
+                        end = event
+                _copy(result, target)
+            finally:
+                progress.close()
+                os.close(result)
+            device = str(end.get("device", ""))
+            ms = round(float(end.get("ms", 1000 * (time.monotonic() - began))), 3)
+            return {
+                "frames": 1,
+                "width": end.get("width", 0),
+                "height": end.get("height", 0),
+                "scale": args.scale,
+                "model": end.get("model") or args.model or common.default_model(client, "video"),
+                "device": device,
+                "device_name": end.get("device_name") or common.device_name(client, device),
+                "fps": round(1000 / ms, 3) if ms > 0 else 0.0,
+                "ms_p50": ms,
+                "ms_p99": ms,
+                "tiles": end.get("tiles", 0),
+                "tiles_fallback": end.get("tiles_fallback", 0),
+                "restarts": end.get("restarts", 0),
+                "format": end.get("format", wanted),
+            }
+    finally:
+        meter.clear()
+        os.close(picture)
+
+
+def _copy(memory: int, target: Target) -> None:
+    offset = 0
+    while piece := os.pread(memory, _PIECE, offset):
+        target.write([memoryview(piece)])
+        offset += len(piece)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows what the daemon does and on which device."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pvrd.ctl import common, errors, output
+
+if TYPE_CHECKING:
+    import argparse
+
+_STATES = {
+    "gpu": "work runs on the GPU",
+    "cpu": "work runs on the CPU",
+    "starting": "starting",
+    "failed": "no worker, nothing can be done",
+}
+
+
+_JOBS = ("running", "waiting", "done", "failed")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """`pvrctl status` has the global options alone."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs `pvrctl status`."""
+    with common.client(args) as client:
+        state = client.properties()
+        counters = client.statistics()
+        bus = client.bus
+    record = {
+        "version": state.get("Version", ""),
+        "bus": bus,
+        "state": state.get("State", ""),
+        "reason": state.get("Reason", ""),
+        "protocols": state.get("Protocols", {}),
+        "devices": state.get("Devices", []),
+        "uptime_s": counters.get("uptime_s", 0),
+        "sessions": counters.get("sessions", 0),
+        "jobs": counters.get("jobs", {}),
+    }
+    if args.json:
+        output.emit_json(record)
+    else:
+        sys.stdout.write(output.plain(words(record)))
+    return errors.OK
+
+
+def words(record: dict[str, Any]) -> str:
+    """The status for people."""
+    jobs = record["jobs"]
+    where = record["bus"] if record["bus"] in ("user", "system") else "a private"
+    lines = [
+        ("pvrd", f"{record['version']} on {where} bus, up {duration(float(record['uptime_s']))}"),
+        ("State", _STATES.get(record["state"], record["state"])),
+    ]
+    if record["reason"]:
+        lines.append(("Why", record["reason"]))
+    for device in record["devices"]:
+        lines.append((str(device.get("kind", "")).upper(), device_words(device)))
+    lines.append(
+        (
+            "Jobs",
+            ", ".join(f"{jobs.get(key, 0)} {key}" for key in _JOBS)
+            + f"; sessions: {record['sessions']}",
+        )
+    )
+    return output.table(lines)
+
+
+def device_words(device: dict[str, Any]) -> str:
+    """A device in a line."""
+    text = str(device.get("name") or device.get("reason") or "none")
+    if device.get("present") and device.get("software") and device.get("kind") == "gpu":
+        text += ", a CPU in disguise"
+    return f"{text} ({device.get('state', 'unknown')})"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: the two largest units."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    shown = [f"{value} {unit}" for value, unit in parts if value][:2]
+    return " ".join(shown) or "0 s"

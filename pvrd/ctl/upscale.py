@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Enlarges a y4m clip, or a PNG or JPEG picture.
+
+IN and OUT may be - for standard input and output, so that it sits in a pipe between two ffmpeg.
+With OUT on standard output --json prints its object on standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from pvrd.ctl import common, errors, output
+from pvrd.ctl.target import Target
+
+if TYPE_CHECKING:
+    import argparse
+
+_KINDS = {b"YUV4": "y4m", b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `pvrctl upscale`."""
+    common.job_options(parser)
+    parser.add_argument(
+        "--scale", type=common.at_least(1), default=2, metavar="N", help="how many times larger (2)"
+    )
+    parser.add_argument(
+        "--tile", type=common.at_least(0), metavar="PX", help="side of a tile; 0: pvrd decides"
+    )
+    parser.add_argument(
+        "--overlap", type=common.at_least(0), metavar="PX", help="overlap of tiles; 0: pvrd decides"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("y4m", "png", "jpeg"),
+        help="of the output (as the input, or as OUT is named)",
+    )
+    parser.add_argument(
+        "input", metavar="IN", help="a y4m clip, a PNG or a JPEG; - is standard input"
+    )
+    parser.add_argument("output", metavar="OUT", help="the enlarged one; - is standard output")
+
+
+def sniff(fd: int) -> tuple[str, bytes]:
+    """The kind of the input (y4m, png, jpeg) and the bytes that were read to see it.
+
+    Raises:
+        CtlError: it is empty, or none of these.
+    """
+    seen = b""
+    while len(seen) < 4 and not (kind := _KINDS.get(seen)):
+        piece = os.read(fd, 1)
+        if not piece:
+            break
+        seen += piece
+    kind = _KINDS.get(seen)
+    if kind:
+        return kind, seen
+    if not seen:
+        raise errors.CtlError("The input is empty.", errors.BAD_INPUT, "InvalidArgument")
+    raise errors.CtlError(
+        "The input is neither a y4m clip nor a PNG or JPEG picture.",
+        errors.BAD_INPUT,
+        "InvalidArgument",
+    )
+
+
+def _open_input(name: str) -> int:
+    if name == "-":
+        return 0
+    try:
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise errors.CtlError(
+            f"{output.plain(name)}: {os.strerror(error.errno or 0)}.",
+            errors.BAD_INPUT,
+            "InvalidArgument",
+        ) from error
+
+
+def out_format(given: str | None, name: str, kind: str) -> str:
+    """The picture format of the output: as asked, else as OUT's name says, else as the input.
+
+    Raises:
+        CtlError: a clip was to become a picture, or the other way round.
+    """
+    by_name = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}.get(
+        os.path.splitext(name)[1].lower()
+    )
+    wanted = given or (by_name if kind != "y4m" and by_name else kind)
+    if (wanted == "y4m") != (kind == "y4m"):
+        raise errors.CtlError(
+            f"A {kind} input cannot become {wanted}.", errors.USAGE, "InvalidArgument"
+        )
+    return wanted
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs `pvrctl upscale`."""
+    if args.output == "-":
+        output.json_on_stderr()
+        if os.isatty(1):
+            raise errors.CtlError(
+                "The enlarged data would go to the terminal; name a file.", errors.USAGE
+            )
+    source = _open_input(args.input)
+    try:
+        try:
+            kind, seen = sniff(source)
+        except OSError as error:
+            raise errors.CtlError(
+                f"{output.plain(args.input)}: {os.strerror(error.errno or 0)}.",
+                errors.BAD_INPUT,
+                "InvalidArgument",
+            ) from error
+        wanted = out_format(args.format, args.output, kind)
+        with Target(args.output, source) as target:
+            if kind == "y4m":
+                from pvrd.ctl.clip import enlarge_clip
+
+                record = enlarge_clip(args, source, seen, target)
+            else:
+                from pvrd.ctl.picture import enlarge_picture
+
+                record = enlarge_picture(args, source, seen, wanted, target)
+            target.finish()
+    finally:
+        if source:
+            os.close(source)
+    if args.json:
+        output.emit_json(record)
+    elif os.isatty(2):
+        slow = (
+            f", {record['tiles_fallback']} of {record['tiles']} tiles interpolated plainly"
+            if record["tiles_fallback"]
+            else ""
+        )
+        sys.stderr.write(
+            f"{record['frames']} frame{'s' if record['frames'] != 1 else ''} of {record['width']}x"
+            f"{record['height']}, {output.rate(record['fps'])} frames/s on {record['device']} "
+            f"({output.plain(record['device_name'])}){slow}\n"
+        )
+    return errors.OK
