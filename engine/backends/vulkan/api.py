@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vulkan 1.2 as far as compute needs it: instance, device, memory, pipelines, recordings, submissions.
+
+The only file that imports `vulkan`. What that package needs from us: a struct that another points to has to stay in
+a local until the call returns, since nesting by value drops the references; sizes are never VK_WHOLE_SIZE, which is
+-1 there and overflows; result codes that it does not know come out as KeyError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.backends.base import Array, DeviceInfo, Limits
+from engine.backends.devices import (
+    SUBGROUP_FEATURES,
+    Candidate,
+    MemoryType,
+    NoDevice,
+    why_none,
+)
+from engine.errors import DeviceLost, OutOfMemory, PvrError
+
+try:
+    import vulkan
+
+    vk: Any = vulkan
+    _import_error = ""
+except (
+    Exception
+) as e:  # no loader (OSError), or a sandbox that forbids cffi's callbacks (MemoryError)
+    vk = None
+    _import_error = str(e)
+
+_CHUNK = 256 << 20  # bytes of one memory allocation, unless a buffer is larger
+_KINDS = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
+_FEATURES_CORE = {"shaderInt16": "int16", "shaderInt64": "int64", "shaderFloat64": "fp64"}
+_FEATURES_11 = {"storageBuffer16BitAccess": "storage16"}
+_FEATURES_12 = {
+    "shaderFloat16": "fp16",
+    "shaderInt8": "int8",
+    "storageBuffer8BitAccess": "storage8",
+    "vulkanMemoryModel": "memory_model",
+}
+
+
+def _call(what: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls into Vulkan; every result code but success becomes an error of ours.
+
+    Raises:
+        DeviceLost, OutOfMemory, TimeoutError (VK_TIMEOUT), PvrError for all others.
+    """
+    try:
+        return function(*args)
+    except vk.VkErrorDeviceLost as e:
+        raise DeviceLost(f"the GPU was lost: {what}") from e
+    except (vk.VkErrorOutOfHostMemory, vk.VkErrorOutOfDeviceMemory, vk.VkErrorOutOfPoolMemory) as e:
+        raise OutOfMemory(f"the GPU has no memory left: {what}") from e
+    except vk.VkTimeout as e:
+        raise TimeoutError(what) from e
+    except (vk.VkError, vk.VkException) as e:
+        raise PvrError(f"{what} failed: {type(e).__name__}") from e
+    except KeyError as e:
+        raise PvrError(f"{what} failed with VkResult {e}") from e
+
+
+class Instance:
+    """A VkInstance and what can be asked before a device is opened.
+
+    Raises:
+        NoDevice: there is no loader, no driver, or it fails.
+    """
+
+    def __init__(self) -> None:
+        if vk is None:
+            raise NoDevice("no_icd", f"no Vulkan loader (libvulkan1) to be used: {_import_error}")
+        app = vk.VkApplicationInfo(pApplicationName="pvrd", apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
+        info = vk.VkInstanceCreateInfo(pApplicationInfo=app)
+        try:
+            self.handle = _call("vkCreateInstance", vk.vkCreateInstance, info, None)
+        except PvrError as e:
+            if isinstance(e.__cause__, vk.VkErrorIncompatibleDriver):
+                raise why_none([]) from e
+            raise NoDevice("failed", str(e)) from e
+
+    def close(self) -> None:
+        vk.vkDestroyInstance(self.handle, None)
+
+    def devices(self) -> list[tuple[Any, Candidate]]:
+        """Physical devices with what they are."""
+        what = "vkEnumeratePhysicalDevices"
+        try:
+            found = _call(what, vk.vkEnumeratePhysicalDevices, self.handle)
+        except PvrError:
+            return []  # the loader answers "initialization failed" when no driver is installed
+        return [(pd, _describe(i, pd)) for i, pd in enumerate(found)]
+
+
+def _describe(index: int, pd: Any) -> Candidate:
+    core = vk.vkGetPhysicalDeviceProperties(pd)
+    api = (core.apiVersion >> 22 & 0x7F, core.apiVersion >> 12 & 0x3FF)
+    lim = core.limits
+    properties: dict[str, str | int] = {
+        "vendor": f"{core.vendorID:#06x}",
+        "device": f"{core.deviceID:#06x}",
+        "driver_version": core.driverVersion,
+        "api": f"{api[0]}.{api[1]}",
+    }
+    features: set[str] = set()
+    driver, subgroup = "", 1
+    if api >= (1, 2):
+        v12 = vk.VkPhysicalDeviceVulkan12Properties()
+        v11 = vk.VkPhysicalDeviceVulkan11Properties(pNext=v12)
+        props = vk.VkPhysicalDeviceProperties2(pNext=v11)
+        vk.vkGetPhysicalDeviceProperties2(pd, props)
+        driver = f"{_text(v12.driverName)} {_text(v12.driverInfo)}".strip()
+        properties |= {
+            "uuid": bytes(v11.deviceUUID).hex(),
+            "driver_id": v12.driverID,
+            "conformant": int(v12.conformanceVersion.major > 0),
+            "max_allocation": v11.maxMemoryAllocationSize,
+        }
+        if v11.subgroupSupportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT:
+            subgroup = v11.subgroupSize
+            bits = v11.subgroupSupportedOperations
+            features |= {name for i, name in enumerate(SUBGROUP_FEATURES) if bits >> i & 1}
+        features |= _features(pd)[0]
+    limits = Limits(
+        max_workgroup_invocations=lim.maxComputeWorkGroupInvocations,
+        max_workgroup_size=_three(lim.maxComputeWorkGroupSize),
+        max_workgroup_count=_three(lim.maxComputeWorkGroupCount),
+        max_shared_bytes=lim.maxComputeSharedMemorySize,
+        max_storage_buffers=min(
+            lim.maxPerStageDescriptorStorageBuffers, lim.maxDescriptorSetStorageBuffers
+        ),
+        max_push_bytes=lim.maxPushConstantsSize,
+        max_storage_range=lim.maxStorageBufferRange,
+        max_uniform_range=lim.maxUniformBufferRange,
+        storage_align=lim.minStorageBufferOffsetAlignment,
+        subgroup_size=subgroup,
+    )
+    kind = _KINDS.get(core.deviceType, "other")
+    info = DeviceInfo(
+        kind="gpu",
+        name=_text(core.deviceName),
+        driver=driver or "unknown",
+        software=kind == "cpu",
+        limits=limits,
+        features=frozenset(features),
+        properties=properties,
+    )
+    return Candidate(index, kind, api, _compute_family(pd) is not None, info)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else vk.ffi.string(value).decode("utf-8", "replace")
+
+
+def _three(values: Any) -> tuple[int, int, int]:
+    return (values[0], values[1], values[2])
+
+
+def _compute_family(pd: Any) -> int | None:
+    for i, family in enumerate(vk.vkGetPhysicalDeviceQueueFamilyProperties(pd)):
+        if family.queueFlags & vk.VK_QUEUE_COMPUTE_BIT and family.queueCount:
+            return i
+    return None
+
+
+def _features(pd: Any) -> tuple[set[str], tuple[Any, ...]]:
+    """Our names of the features that are there, and structs that enable just those: the first heads the chain."""
+    v12 = vk.VkPhysicalDeviceVulkan12Features()
+    v11 = vk.VkPhysicalDeviceVulkan11Features(pNext=v12)
+    core = vk.VkPhysicalDeviceFeatures2(pNext=v11)
+    vk.vkGetPhysicalDeviceFeatures2(pd, core)
+    have: set[str] = set()
+    on: list[dict[str, int]] = []
+    known = ((core.features, _FEATURES_CORE), (v11, _FEATURES_11), (v12, _FEATURES_12))
+    for struct, names in known:
+        there = [field for field in names if getattr(struct, field)]
+        have |= {names[field] for field in there}
+        on.append(dict.fromkeys(there, 1))
+    on12 = vk.VkPhysicalDeviceVulkan12Features(**on[2])
+    on11 = vk.VkPhysicalDeviceVulkan11Features(pNext=on12, **on[1])
+    on10 = vk.VkPhysicalDeviceFeatures(**on[0])
+    head = vk.VkPhysicalDeviceFeatures2(pNext=on11, features=on10)
+    return have, (head, on11, on12, on10)
+
+
+def memory_types(pd: Any) -> list[MemoryType]:
+    """The memory types of a physical device."""
+    memory = vk.vkGetPhysicalDeviceMemoryProperties(pd)
+    out = []
+    for i in range(memory.memoryTypeCount):
+        kind = memory.memoryTypes[i]
+        out.append(
+            MemoryType(
+                index=i,
+                device_local=bool(kind.propertyFlags & vk.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT),
+                visible=bool(kind.propertyFlags & vk.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT),
+                coherent=bool(kind.propertyFlags & vk.VK_MEMORY_PROPERTY_HOST_COHERENT_BIT),
+                cached=bool(kind.propertyFlags & vk.VK_MEMORY_PROPERTY_HOST_CACHED_BIT),
+                heap_bytes=memory.memoryHeaps[kind.heapIndex].size,
+            )
+        )
+    return out
+
+
+@dataclass
+class Placed:
+    """A VkBuffer with memory bound to it; `mapped` where the host sees it."""
+
+    handle: Any
+    nbytes: int
+    mapped: Array | None
+
+
+@dataclass
+class _Piece:
+    """One allocation: the buffers in it with their offsets."""
+
+    buffers: list[tuple[str, Any, int]]
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a kernel is fed: binding 0 uniform, `count` storage buffers after it, push constants."""
+
+    handle: Any
+    sets: Any
+    count: int
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One recorded call. `fence_off`: what was dispatched before has to be seen by it."""
+
+    pipeline: Any
+    layout: Layout
+    descriptors: Any
+    push: bytes
+    groups: tuple[int, int, int]
+    fence_off: bool
+
+
+class Device:
+    """A VkDevice with one queue and one fence. All that it makes goes to the given stack, or is freed by close()."""
+
+    def __init__(self, pd: Any, info: DeviceInfo) -> None:
+        self.info = info
+        self._max_allocation = int(info.properties["max_allocation"])
+        family = _compute_family(pd)
+        if family is None:
+            raise NoDevice("failed", f"{info.name} has no queue for compute")
+        self._family = family
+        with ExitStack() as stack:
+            queues = [
+                vk.VkDeviceQueueCreateInfo(
+                    queueFamilyIndex=family, queueCount=1, pQueuePriorities=[1.0]
+                )
+            ]
+            _, chain = _features(pd)
+            create = vk.VkDeviceCreateInfo(pNext=chain[0], pQueueCreateInfos=queues)
+            dev = _call("vkCreateDevice", vk.vkCreateDevice, pd, create, None)
+            stack.callback(vk.vkDestroyDevice, dev, None)
+            self._dev = dev
+            self._queue = vk.vkGetDeviceQueue(dev, family, 0)
+            fence_info = vk.VkFenceCreateInfo()
+            fence = _call("vkCreateFence", vk.vkCreateFence, dev, fence_info, None)
+            stack.callback(vk.vkDestroyFence, dev, fence, None)
+            self._fence = vk.ffi.new("VkFence[]", [fence])
+            info_ = vk.VkPipelineCacheCreateInfo()
+            cache = _call("vkCreatePipelineCache", vk.vkCreatePipelineCache, dev, info_, None)
+            stack.callback(vk.vkDestroyPipelineCache, dev, cache, None)
+            self._cache = cache
+            self._copy_cmd = self.commands(stack, 1)[0]
+            self.stack = stack.pop_all()
+
+    # --- memory
+
+    def place(
+        self, stack: ExitStack, sizes: Mapping[str, int], kind: MemoryType, mapped: bool
+    ) -> dict[str, Placed]:
+        """Makes buffers and binds them to few allocations of one memory type, mapped if so wished.
+
+        Raises:
+            OutOfMemory: with figures.
+        """
+        dev = self._dev
+        usage = (
+            vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
+            | vk.VK_BUFFER_USAGE_UNIFORM_BUFFER_BIT
+            | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
+            | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
+        )
+        total = sum(sizes.values())
+        if total > kind.heap_bytes:
+            raise OutOfMemory(f"{total} bytes are needed, {self.info.name} has {kind.heap_bytes}")
+        pieces: list[_Piece] = []
+        for name, nbytes in sizes.items():
+            info = vk.VkBufferCreateInfo(
+                size=-(-nbytes // 4) * 4, usage=usage, sharingMode=vk.VK_SHARING_MODE_EXCLUSIVE
+            )
+            handle = _call("vkCreateBuffer", vk.vkCreateBuffer, dev, info, None)
+            stack.callback(vk.vkDestroyBuffer, dev, handle, None)
+            need = vk.vkGetBufferMemoryRequirements(dev, handle)
+            if not need.memoryTypeBits >> kind.index & 1:
+                raise PvrError(f"{self.info.name} refuses buffers in its memory type {kind.index}")
+            start = -(-pieces[-1].size // need.alignment) * need.alignment if pieces else 0
+            if not pieces or start + need.size > _CHUNK:
+                pieces.append(_Piece([], 0))
+                start = 0
+            pieces[-1].buffers.append((name, handle, start))
+            pieces[-1].size = start + need.size
+        out: dict[str, Placed] = {}
+        for piece in pieces:
+            memory = self._allocate(stack, piece.size, kind, total)
+            view: Array | None = None
+            if mapped:
+                raw = _call("vkMapMemory", vk.vkMapMemory, dev, memory, 0, piece.size, 0)
+                view = np.frombuffer(raw, np.uint8)
+            for name, handle, start in piece.buffers:
+                what = "vkBindBufferMemory"
+                _call(what, vk.vkBindBufferMemory, dev, handle, memory, start)
+                part = None if view is None else view[start : start + sizes[name]]
+                out[name] = Placed(handle, sizes[name], part)
+        return out
+
+    def _allocate(self, stack: ExitStack, size: int, kind: MemoryType, total: int) -> Any:
+        name = self.info.name
+        if size > self._max_allocation:
+            raise OutOfMemory(
+                f"{size} bytes in one piece are needed, {name} allows {self._max_allocation}"
+            )
+        info = vk.VkMemoryAllocateInfo(allocationSize=size, memoryTypeIndex=kind.index)
+        try:
+            memory = _call("vkAllocateMemory", vk.vkAllocateMemory, self._dev, info, None)
+        except OutOfMemory as e:
+            raise OutOfMemory(
+                f"{name} has no {size} bytes left (of {total} that are needed; "
+                f"its memory is {kind.heap_bytes} bytes)"
+            ) from e
+        stack.callback(vk.vkFreeMemory, self._dev, memory, None)
+        return memory
+
+    # --- pipelines and descriptors
+
+    def layout(self, count: int, push_bytes: int) -> Layout:
+        """A layout that lives as long as the device."""
+        dev, compute = self._dev, vk.VK_SHADER_STAGE_COMPUTE_BIT
+        uniform = vk.VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER
+        storage = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+        bindings = [
+            vk.VkDescriptorSetLayoutBinding(
+                binding=i,
+                descriptorType=storage if i else uniform,
+                descriptorCount=1,
+                stageFlags=compute,
+            )
+            for i in range(count + 1)
+        ]
+        info = vk.VkDescriptorSetLayoutCreateInfo(pBindings=bindings)
+        what = "vkCreateDescriptorSetLayout"
+        sets = _call(what, vk.vkCreateDescriptorSetLayout, dev, info, None)
+        self.stack.callback(vk.vkDestroyDescriptorSetLayout, dev, sets, None)
+        ranges = [vk.VkPushConstantRange(stageFlags=compute, offset=0, size=push_bytes)]
+        layout_info = vk.VkPipelineLayoutCreateInfo(
+            setLayoutCount=1,
+            pSetLayouts=[sets],
+            pushConstantRangeCount=1 if push_bytes else 0,
+            pPushConstantRanges=ranges if push_bytes else None,
+        )
+        what = "vkCreatePipelineLayout"
+        handle = _call(what, vk.vkCreatePipelineLayout, dev, layout_info, None)
+        self.stack.callback(vk.vkDestroyPipelineLayout, dev, handle, None)
+        return Layout(handle, sets, count)
+
+    def pipeline(self, name: str, code: bytes, layout: Layout) -> Any:
+        """A pipeline from SPIR-V that lives as long as the device. Make them one at a time."""
+        dev = self._dev
+        module_info = vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code)
+        what = "vkCreateShaderModule"
+        module = _call(what, vk.vkCreateShaderModule, dev, module_info, None)
+        try:
+            entry_point = vk.ffi.new("char[]", b"main")
+            stage = vk.VkPipelineShaderStageCreateInfo(
+                stage=vk.VK_SHADER_STAGE_COMPUTE_BIT, module=module, pName=entry_point
+            )
+            info = vk.VkComputePipelineCreateInfo(stage=stage, layout=layout.handle)
+            create = vk.vkCreateComputePipelines
+            made = _call(f"compiling {name}", create, dev, self._cache, 1, [info], None)
+        finally:
+            vk.vkDestroyShaderModule(dev, module, None)
+        self.stack.callback(vk.vkDestroyPipeline, dev, made[0], None)
+        return made[0]
+
+    def descriptors(
+        self,
+        stack: ExitStack,
+        params: Placed,
+        wanted: Sequence[tuple[Layout, Sequence[tuple[Placed, int, int]]]],
+    ) -> list[Any]:
+        """A descriptor set for each of `wanted`: a layout, and (buffer, offset, bytes) for binding 1 and up."""
+        if not wanted:
+            return []
+        dev = self._dev
+        uniform_type = vk.VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER
+        storage_type = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+        storage = max(sum(len(ranges) for _, ranges in wanted), 1)
+        sizes = [
+            vk.VkDescriptorPoolSize(type=uniform_type, descriptorCount=len(wanted)),
+            vk.VkDescriptorPoolSize(type=storage_type, descriptorCount=storage),
+        ]
+        pool_info = vk.VkDescriptorPoolCreateInfo(maxSets=len(wanted), pPoolSizes=sizes)
+        what = "vkCreateDescriptorPool"
+        pool = _call(what, vk.vkCreateDescriptorPool, dev, pool_info, None)
+        stack.callback(vk.vkDestroyDescriptorPool, dev, pool, None)
+        layouts = [layout.sets for layout, _ in wanted]
+        set_info = vk.VkDescriptorSetAllocateInfo(descriptorPool=pool, pSetLayouts=layouts)
+        what = "vkAllocateDescriptorSets"
+        sets = list(_call(what, vk.vkAllocateDescriptorSets, dev, set_info))
+        most = self.info.limits.max_uniform_range
+        uniform = vk.VkDescriptorBufferInfo(
+            buffer=params.handle, offset=0, range=min(params.nbytes, most)
+        )
+        keep: list[Any] = []
+        writes = []
+        for target, (_, ranges) in zip(sets, wanted, strict=True):
+            infos = [
+                vk.VkDescriptorBufferInfo(buffer=b.handle, offset=offset, range=nbytes)
+                for b, offset, nbytes in ranges
+            ]
+            keep.append(infos)
+            # A write of several descriptors goes on over the bindings that follow, since they are alike.
+            for first, kind, some in ((0, uniform_type, [uniform]), (1, storage_type, infos)):
+                if some:
+                    writes.append(
+                        vk.VkWriteDescriptorSet(
+                            dstSet=target,
+                            dstBinding=first,
+                            descriptorCount=len(some),
+                            descriptorType=kind,
+                            pBufferInfo=some,
+                        )
+                    )
+        vk.vkUpdateDescriptorSets(dev, len(writes), writes, 0, None)
+        return sets
+
+    # --- recording
+
+    def commands(self, stack: ExitStack, count: int) -> list[Any]:
+        """Command buffers of a pool of their own."""
+        dev = self._dev
+        pool_info = vk.VkCommandPoolCreateInfo(
+            queueFamilyIndex=self._family,
+            flags=vk.VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
+        )
+        pool = _call("vkCreateCommandPool", vk.vkCreateCommandPool, dev, pool_info, None)
+        stack.callback(vk.vkDestroyCommandPool, dev, pool, None)
+        info = vk.VkCommandBufferAllocateInfo(
+            commandPool=pool,
+            level=vk.VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+            commandBufferCount=count,
+        )
+        return list(_call("vkAllocateCommandBuffers", vk.vkAllocateCommandBuffers, dev, info))
+
+    def record(self, cmd: Any, calls: Sequence[Dispatch]) -> None:
+        """Records calls that see what was submitted before, and whose results the host can read."""
+        compute, host = vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, vk.VK_PIPELINE_STAGE_HOST_BIT
+        point, shader = vk.VK_PIPELINE_BIND_POINT_COMPUTE, vk.VK_SHADER_STAGE_COMPUTE_BIT
+        begin = vk.VkCommandBufferBeginInfo()
+        _call("vkBeginCommandBuffer", vk.vkBeginCommandBuffer, cmd, begin)
+        self._barrier(cmd, compute, compute)
+        current: Any = None
+        for call in calls:
+            if call.fence_off:
+                self._barrier(cmd, compute, compute)
+            if current is not call.pipeline:
+                current = call.pipeline
+                vk.vkCmdBindPipeline(cmd, point, current)
+            sets = [call.descriptors]
+            vk.vkCmdBindDescriptorSets(cmd, point, call.layout.handle, 0, 1, sets, 0, None)
+            if call.push:
+                push = vk.ffi.from_buffer(call.push)
+                vk.vkCmdPushConstants(cmd, call.layout.handle, shader, 0, len(call.push), push)
+            vk.vkCmdDispatch(cmd, *call.groups)
+        self._barrier(cmd, compute, host)
+        _call("vkEndCommandBuffer", vk.vkEndCommandBuffer, cmd)
+
+    def _barrier(self, cmd: Any, before: int, after: int) -> None:
+        transfer, host = vk.VK_PIPELINE_STAGE_TRANSFER_BIT, vk.VK_PIPELINE_STAGE_HOST_BIT
+        writes = {transfer: vk.VK_ACCESS_TRANSFER_WRITE_BIT}
+        reads = {
+            transfer: vk.VK_ACCESS_TRANSFER_READ_BIT | vk.VK_ACCESS_TRANSFER_WRITE_BIT,
+            host: vk.VK_ACCESS_HOST_READ_BIT,
+        }
+        memory = vk.VkMemoryBarrier(
+            srcAccessMask=writes.get(before, vk.VK_ACCESS_SHADER_WRITE_BIT),
+            dstAccessMask=reads.get(
+                after, vk.VK_ACCESS_SHADER_READ_BIT | vk.VK_ACCESS_SHADER_WRITE_BIT
+            ),
+        )
+        vk.vkCmdPipelineBarrier(cmd, before, after, 0, 1, [memory], 0, None, 0, None)
+
+    def copying(self, source: Placed, at: int, target: Placed, to: int, nbytes: int) -> Any:
+        """A submission that copies; valid until the next of these two."""
+        region = vk.VkBufferCopy(srcOffset=at, dstOffset=to, size=nbytes)
+        copy = vk.vkCmdCopyBuffer
+        return self._transfer(lambda cmd: copy(cmd, source.handle, target.handle, 1, [region]))
+
+    def zeroing(self, target: Placed) -> Any:
+        """A submission that fills a buffer with zeros; valid until the next of these two."""
+        size = -(-target.nbytes // 4) * 4
+        return self._transfer(lambda cmd: vk.vkCmdFillBuffer(cmd, target.handle, 0, size, 0))
+
+    def _transfer(self, record: Callable[[Any], None]) -> Any:
+        cmd = self._copy_cmd
+        compute, transfer = (
+            vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
+            vk.VK_PIPELINE_STAGE_TRANSFER_BIT,
+        )
+        flags = vk.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT
+        begin = vk.VkCommandBufferBeginInfo(flags=flags)
+        _call("vkBeginCommandBuffer", vk.vkBeginCommandBuffer, cmd, begin)
+        self._barrier(cmd, compute, transfer)
+        record(cmd)
+        self._barrier(cmd, transfer, compute)
+        self._barrier(cmd, transfer, vk.VK_PIPELINE_STAGE_HOST_BIT)
+        _call("vkEndCommandBuffer", vk.vkEndCommandBuffer, cmd)
+        return self.submission([cmd])
+
+    # --- submitting
+
+    def submission(self, commands: Sequence[Any]) -> Any:
+        """Command buffers in order, ready for submit(); can be used again and again."""
+        buffers = vk.ffi.new("VkCommandBuffer[]", list(commands))
+        info = vk.VkSubmitInfo(commandBufferCount=len(commands), pCommandBuffers=buffers)
+        return vk.ffi.new("VkSubmitInfo[]", [info]), info, buffers
+
+    def submit(self, submission: Any) -> None:
+        """Hands it to the queue. wait() before the next.
+
+        Raises:
+            DeviceLost
+        """
+        _call("vkResetFences", vk.vkResetFences, self._dev, 1, self._fence)
+        fence = self._fence[0]
+        _call("vkQueueSubmit", vk.vkQueueSubmit, self._queue, 1, submission[0], fence)
+
+    def wait(self, seconds: float) -> None:
+        """Until the submission is done.
+
+        Raises:
+            TimeoutError, DeviceLost
+        """
+        timeout = int(seconds * 1e9)
+        what = "vkWaitForFences"
+        _call(what, vk.vkWaitForFences, self._dev, 1, self._fence, 1, timeout)

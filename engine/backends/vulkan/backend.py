@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Vulkan backend: Programs are recorded once and replayed.
+
+A slice is one submission of the command buffers of its sequences and one wait for a fence, with a deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import kernels
+from engine.backends.base import Array, RunStats
+from engine.backends.cpu import as_bytes
+from engine.backends.devices import MemoryType, Verdict, judge, misfit, plan_memory, why_none
+from engine.backends.vulkan import api
+from engine.errors import DeviceLost, InvalidArgument, PvrError
+from engine.program import Binding, Buffer, Call, Program
+
+_STAGING = 16 << 20
+Range = tuple[str, int, int]  # buffer, first byte, end
+
+
+def list_devices(allow_software: bool = False, want: str = "") -> list[Verdict]:
+    """All devices that the loader knows, each with the reason why it is not taken.
+
+    Raises:
+        NoDevice: there is none to list; its code says why.
+    """
+    instance = api.Instance()
+    try:
+        verdicts = judge([c for _, c in instance.devices()], allow_software, want)
+    finally:
+        instance.close()
+    if not verdicts:
+        raise why_none([])
+    return verdicts
+
+
+@dataclass(frozen=True)
+class _Pipeline:
+    handle: Any
+    layout: api.Layout
+    access: tuple[str, ...]  # of binding 1 and up: r, w or rw
+
+
+class VulkanWeights:
+    """Named blobs in device memory."""
+
+    def __init__(self, backend: VulkanBackend, blobs: Mapping[str, Array]) -> None:
+        self._backend = backend
+        with ExitStack() as stack:
+            flat = {name: as_bytes(blob) for name, blob in blobs.items()}
+            sizes = {name: max(blob.nbytes, 4) for name, blob in flat.items()}
+            self._nbytes = sum(sizes.values())
+            self.buffers = backend._place(stack, sizes, "device")
+            for name, blob in flat.items():
+                backend._upload(self.buffers[name], blob, 0)
+            self._stack = stack.pop_all()
+        backend._live.add(self)
+
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def close(self) -> None:
+        """Frees them. Executables that use them have to be closed before."""
+        self.buffers = {}
+        self._backend._live.discard(self)
+        self._backend._release(self._stack)
+
+
+class VulkanExecutable:
+    """A Program recorded as one command buffer a sequence, over buffers of its own."""
+
+    def __init__(self, backend: VulkanBackend, program: Program, weights: VulkanWeights) -> None:
+        try:
+            program.check()
+        except ValueError as e:
+            raise InvalidArgument(str(e)) from e
+        self.program = program
+        self._backend = backend
+        self._weights = weights  # recordings point into them
+        self._submissions: dict[tuple[str, ...], Any] = {}
+        self._closed = False
+        with ExitStack() as stack:
+            self._buffers = self._allocate(stack)
+            self._recorded = self._record(stack)
+            self._stack = stack.pop_all()
+        backend._live.add(self)
+
+    def _allocate(self, stack: ExitStack) -> dict[str, api.Placed]:
+        where = {"params": "upload", "input": "upload", "output": "readback"}
+        own: dict[str, dict[str, int]] = {"device": {}, "upload": {}, "readback": {}}
+        out: dict[str, api.Placed] = {}
+        for buf in self.program.buffers.values():
+            if buf.kind != "weight":
+                own[where.get(buf.kind, "device")][buf.name] = buf.nbytes
+                continue
+            placed = self._weights.buffers.get(buf.name)
+            if placed is None or placed.nbytes < buf.nbytes:
+                raise InvalidArgument(f"the weights have no {buf.name!r} of {buf.nbytes} bytes")
+            out[buf.name] = placed
+        for use, sizes in own.items():
+            made = self._backend._place(stack, sizes, use)
+            for placed in made.values():
+                self._backend._zero(placed)
+            out |= made
+        return out
+
+    def _record(self, stack: ExitStack) -> dict[str, Any]:
+        backend, device = self._backend, self._backend._device
+        index: dict[tuple[int, tuple[Binding, ...]], int] = {}
+        wanted: list[tuple[api.Layout, list[tuple[api.Placed, int, int]]]] = []
+        for calls in self.program.sequences.values():
+            for call in calls:
+                pipe = backend.pipeline(call.op, call.variant)
+                self._fit(call, pipe)
+                key = (pipe.layout.count, call.bindings)
+                if key not in index:
+                    index[key] = len(wanted)
+                    ranges = [(self._buffers[n], a, b - a) for n, a, b in self._ranges(call)]
+                    wanted.append((pipe.layout, ranges))
+        sets = device.descriptors(stack, self._buffers["params"], wanted)
+        names = list(self.program.sequences)
+        commands = device.commands(stack, len(names)) if names else []
+        for cmd, name in zip(commands, names, strict=True):
+            dispatches = []
+            hazards = Hazards()
+            for call in self.program.sequences[name]:
+                pipe = backend.pipeline(call.op, call.variant)
+                dispatches.append(
+                    api.Dispatch(
+                        pipe.handle,
+                        pipe.layout,
+                        sets[index[pipe.layout.count, call.bindings]],
+                        call.push,
+                        call.groups,
+                        hazards.add(self._ranges(call), pipe.access),
+                    )
+                )
+            device.record(cmd, dispatches)
+        return dict(zip(names, commands, strict=True))
+
+    def _ranges(self, call: Call) -> list[Range]:
+        out = []
+        for b in call.bindings:
+            end = self.program.buffers[b.buffer].nbytes if b.nbytes is None else b.offset + b.nbytes
+            out.append((b.buffer, b.offset, end))
+        return out
+
+    def _fit(self, call: Call, pipe: _Pipeline) -> None:
+        """Holds a call against the device's limits and its contract: a driver would not say no."""
+        limits = self._backend.info.limits
+        where = f"{call.op}.{call.variant}"
+        words = len(kernels.op(call.op).push)
+        if len(call.bindings) != len(pipe.access):
+            raise InvalidArgument(
+                f"{where} takes {len(pipe.access)} bindings, got {len(call.bindings)}"
+            )
+        if len(call.push) != 4 * words:
+            raise InvalidArgument(f"{where} takes {4 * words} bytes of push constants")
+        most = limits.max_workgroup_count
+        if any(not 0 < g <= m for g, m in zip(call.groups, most, strict=True)):
+            raise InvalidArgument(f"{where}: {call.groups} groups, at most {most}")
+        for name, begin, end in self._ranges(call):
+            if end - begin > limits.max_storage_range:
+                raise InvalidArgument(
+                    f"{where} binds {end - begin} bytes of {name!r}, "
+                    f"at most {limits.max_storage_range} go into one binding"
+                )
+
+    def _range(self, name: str, nbytes: int, offset: int) -> tuple[api.Placed, Buffer]:
+        if self._closed:
+            raise InvalidArgument("the executable is closed")
+        buf = self.program.buffers.get(name)
+        if buf is None:
+            raise InvalidArgument(f"there is no buffer {name!r}")
+        if offset < 0 or nbytes < 0 or offset + nbytes > buf.nbytes:
+            raise InvalidArgument(
+                f"{nbytes} bytes at {offset} are outside of {name!r} ({buf.nbytes} bytes)"
+            )
+        return self._buffers[name], buf
+
+    def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
+        source = as_bytes(data)
+        placed, buf = self._range(buffer, source.nbytes, offset)
+        if buf.kind == "weight":
+            raise InvalidArgument(f"{buffer!r} is a weight")
+        self._backend._upload(placed, source, offset)
+
+    def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        placed, _ = self._range(buffer, nbytes, offset)
+        return self._backend._download(placed, nbytes, offset)
+
+    def run(self, *sequences: str) -> RunStats:
+        if self._closed:
+            raise InvalidArgument("the executable is closed")
+        submission = self._submissions.get(sequences)
+        if submission is None:
+            if missing := [s for s in sequences if s not in self._recorded]:
+                raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
+            if len(set(sequences)) != len(sequences):
+                raise InvalidArgument(f"a slice names a sequence twice: {sequences}")
+            commands = [self._recorded[s] for s in sequences]
+            submission = self._backend._device.submission(commands)
+            self._submissions[sequences] = submission
+        started = time.perf_counter()
+        self._backend._submit(submission)
+        wall = time.perf_counter() - started
+        count = sum(len(self.program.sequences[s]) for s in sequences)
+        self._backend._counters["dispatches"] += count
+        return RunStats(wall_s=wall)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._buffers, self._recorded, self._submissions = {}, {}, {}
+            self._backend._live.discard(self)
+            self._backend._release(self._stack)
+
+
+class Hazards:
+    """Which calls of a sequence need a barrier: those that meet what was written, or write what was read, since."""
+
+    def __init__(self) -> None:
+        self._written: list[Range] = []
+        self._read: list[Range] = []
+
+    def add(self, ranges: Sequence[Range], access: Sequence[str]) -> bool:
+        """The next call's bindings; whether a barrier has to come before it."""
+        reads = [r for r, a in zip(ranges, access, strict=True) if "r" in a]
+        writes = [r for r, a in zip(ranges, access, strict=True) if "w" in a]
+        needed = _meet([*reads, *writes], self._written) or _meet(writes, self._read)
+        if needed:
+            self._written, self._read = [], []
+        self._written += writes
+        self._read += reads
+        return needed
+
+
+def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
+    return any(
+        a == b and begin < stop and start < end
+        for a, begin, end in some
+        for b, start, stop in others
+    )
+
+
+class VulkanBackend:
+    """A GPU, opened.
+
+    `allow_software` admits devices of type CPU, `want` names one device (uuid or part of the name), `deadline_s`
+    bounds a submission (0: 10 s, 30 s on a software device). `lose_at` makes the n-th submission since opening, and
+    all after it, report device loss (0: none); it may be set at any time. `force_staging` treats the device as one
+    whose memory the host cannot see.
+
+    Raises:
+        NoDevice: none is usable; the code says why.
+    """
+
+    def __init__(
+        self,
+        allow_software: bool = False,
+        want: str = "",
+        deadline_s: float = 0.0,
+        lose_at: int = 0,
+        force_staging: bool = False,
+    ) -> None:
+        self.lose_at = lose_at
+        names = ("submissions", "dispatches", "bytes_uploaded", "bytes_read_back")
+        self._counters = dict.fromkeys(names, 0)
+        self._pipelines: dict[tuple[str, str], _Pipeline] = {}
+        self._layouts: dict[tuple[int, int], api.Layout] = {}
+        self._live: set[VulkanExecutable | VulkanWeights] = set()
+        self._lost = ""
+        self._pending = False
+        self._lock = threading.RLock()  # a queue belongs to one thread at a time
+        with ExitStack() as stack:
+            instance = api.Instance()
+            stack.callback(instance.close)
+            found = instance.devices()
+            verdicts = judge([c for _, c in found], allow_software, want)
+            chosen = next((v.candidate for v in verdicts if v.chosen), None)
+            if chosen is None:
+                raise why_none(verdicts)
+            self.info = chosen.info
+            self.deadline_s = deadline_s or (30.0 if self.info.software else 10.0)
+            physical = found[chosen.index][0]
+            self._plan = plan_memory(api.memory_types(physical), force_staging)
+            self._device = api.Device(physical, self.info)
+            stack.callback(self._device.stack.close)
+            self._staging: api.Placed | None = None
+            self._staging_stack = stack.enter_context(ExitStack())
+            self._stack = stack.pop_all()
+
+    # --- what users of a backend call
+
+    def weights(self, blobs: Mapping[str, Array]) -> VulkanWeights:
+        return VulkanWeights(self, blobs)
+
+    def executable(self, program: Program, weights: Any) -> VulkanExecutable:
+        return VulkanExecutable(self, program, weights)
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._counters)
+
+    def close(self) -> None:
+        """Frees all, executables and weights that are still open too."""
+        for thing in list(self._live):
+            thing.close()
+        self._pipelines, self._layouts, self._staging = {}, {}, None
+        self._release(self._stack)
+
+    # --- pipelines
+
+    def misfit(self, op: str, variant: str) -> str:
+        """Why the device cannot have this variant; "" when it can."""
+        entry = kernels.manifest().get(op, {}).get(variant)
+        if entry is None:
+            return "it was not compiled"
+        return misfit(entry, self.info.limits, self.info.features)
+
+    def pipeline(self, op: str, variant: str) -> _Pipeline:
+        """The pipeline of a variant, made at its first use.
+
+        Raises:
+            InvalidArgument: there is no such variant, or the device must not get it.
+        """
+        made = self._pipelines.get((op, variant))
+        if made is None:
+            if why := self.misfit(op, variant):
+                raise InvalidArgument(f"{op}.{variant} is not for {self.info.name}: {why}")
+            contract = kernels.op(op)
+            shape = (len(contract.bindings), 4 * len(contract.push))
+            layout = self._layouts.get(shape)
+            if layout is None:
+                layout = self._layouts[shape] = self._device.layout(*shape)
+            code = (kernels.artifacts() / kernels.manifest()[op][variant]["file"]).read_bytes()
+            handle = self._device.pipeline(f"{op}.{variant}", code, layout)
+            made = _Pipeline(handle, layout, tuple(b.access for b in contract.bindings))
+            self._pipelines[op, variant] = made
+        return made
+
+    # --- memory
+
+    def _place(self, stack: ExitStack, sizes: Mapping[str, int], use: str) -> dict[str, api.Placed]:
+        kind: MemoryType = getattr(self._plan, use)
+        mapped = use != "device" or self._plan.unified
+        return self._device.place(stack, sizes, kind, mapped)
+
+    def _stage(self) -> tuple[api.Placed, Array]:
+        if self._staging is None:
+            self._staging = self._place(self._staging_stack, {"": _STAGING}, "upload")[""]
+        assert self._staging.mapped is not None
+        return self._staging, self._staging.mapped
+
+    def _upload(self, target: api.Placed, data: Array, offset: int) -> None:
+        self._counters["bytes_uploaded"] += data.nbytes
+        if target.mapped is not None:
+            target.mapped[offset : offset + data.nbytes] = data
+            return
+        with self._lock:
+            stage, memory = self._stage()
+            for at in range(0, data.nbytes, _STAGING):
+                part = data[at : at + _STAGING]
+                memory[: part.nbytes] = part
+                self._submit(
+                    self._device.copying(stage, 0, target, offset + at, part.nbytes), False
+                )
+
+    def _download(self, source: api.Placed, nbytes: int, offset: int) -> Array:
+        self._counters["bytes_read_back"] += nbytes
+        if source.mapped is not None:
+            return source.mapped[offset : offset + nbytes].copy()
+        out = np.empty(nbytes, np.uint8)
+        with self._lock:
+            stage, memory = self._stage()
+            for at in range(0, nbytes, _STAGING):
+                size = min(_STAGING, nbytes - at)
+                self._submit(self._device.copying(source, offset + at, stage, 0, size), False)
+                out[at : at + size] = memory[:size]
+        return out
+
+    def _zero(self, target: api.Placed) -> None:
+        if target.mapped is not None:
+            target.mapped[:] = 0
+            return
+        with self._lock:
+            self._submit(self._device.zeroing(target), False)
+
+    # --- submissions
+
+    def _submit(self, submission: Any, count: bool = True) -> None:
+        """One submission, waited for. Transfers are not counted: they are no slices.
+
+        Raises:
+            DeviceLost: now or before; nothing more is submitted after it.
+        """
+        with self._lock:
+            if self._lost:
+                raise DeviceLost(self._lost)
+            self._counters["submissions"] += count
+            if count and 0 < self.lose_at <= self._counters["submissions"]:
+                self._lost = "the GPU was told to report loss"
+                raise DeviceLost(self._lost)
+            try:
+                self._device.submit(submission)
+                self._pending = True
+                self._device.wait(self.deadline_s)
+                self._pending = False
+            except DeviceLost as e:
+                self._lost, self._pending = str(e), False
+                raise
+            except TimeoutError as e:
+                self._lost = f"the GPU did not finish within {self.deadline_s:g} s"
+                raise DeviceLost(self._lost) from e
+
+    def _release(self, stack: ExitStack) -> None:
+        """Destroys handles, unless a hung submission may still use them: then the end of the process has to."""
+        with self._lock:
+            if self._pending:
+                try:
+                    self._device.wait(min(self.deadline_s + 1.0, 5.0))
+                    self._pending = False
+                except TimeoutError:
+                    stack.pop_all()
+                    return
+                except PvrError:
+                    self._pending = False  # lost: nothing runs any more
+            stack.close()
