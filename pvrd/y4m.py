@@ -259,7 +259,7 @@ class Reader:
             return
         self.params = bytes(line[5:-1])
         for word in self.params.split():
-            if word[:1] == b"I" and word[2:3] in (b"i", b"t", b"b"):
+            if word[:1] == b"I" and word[2:3] == b"i":
                 raise Y4mError(f"Frame {self.frames} is interlaced; pvrd takes progressive video.")
 
     def read_frame(self, target: Sequence[memoryview]) -> bool:
