@@ -138,7 +138,14 @@ class Graph:
                 for n in self.nodes
             ],
             "weights": [
-                [w.name, list(w.shape), w.source, [[p.tensor, p.rows] for p in w.parts], w.format, w.layout]
+                [
+                    w.name,
+                    list(w.shape),
+                    w.source,
+                    [[p.tensor, p.rows] for p in w.parts],
+                    w.format,
+                    w.layout,
+                ]
                 for w in self.weights.values()
             ],
             "attrs": dict(self.attrs),

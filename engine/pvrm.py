@@ -229,7 +229,7 @@ class Pvrm:
             raise BadModel(f"The compiled model lacks {name}.")
         view = self._data[entry.offset : entry.offset + entry.nbytes]
         if name not in self._checked:
-            if zlib.crc32(view) != entry.crc32:
+            if zlib.crc32(view.data) != entry.crc32:
                 raise BadModel(f"The compiled model is damaged: the checksum of {name} is wrong.")
             self._checked.add(name)
         return view

@@ -70,7 +70,7 @@ def _nibbles(raw: Raw) -> Raw:
 
 def _fifth_bits(raw: Raw) -> Raw:
     """4 bytes a block -> 32 bits, each worth 16."""
-    return np.unpackbits(raw, axis=2, bitorder="little") << 4
+    return np.unpackbits(raw, axis=2, bitorder="little") * np.uint8(16)
 
 
 def vector(kind: Type, raw: Raw) -> npt.NDArray[np.float32]:

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph + what a device allows -> Program.
+
+Buffers of a text program: `params`, `ids` (input, u32 for each token of a chunk), scratch for x, h, qkv, a, gu, f,
+`logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk` (output) and one buffer for each weight. Sequences:
+`decode` (one token), `prefill` (up to `chunk` tokens), `head` (the last row's norm, logits and topk). Scratch is not
+shared by lifetime: one buffer, one purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from engine.backends.base import DeviceInfo
+from engine.errors import BadModel, OutOfMemory
+from engine.graph import Graph, Node, Weight
+from engine.program import Binding, Buffer, Call, Program
+from kernels import op as contract_of
+from kernels import weights as packing
+from kernels.contract import FORMATS, PARAM_WORDS, Contract, Variant
+from kernels.topk.op import RECORD_WORDS, part_nbytes
+
+# May this operation's variant be used? (A self-test may have put it aside.)
+Allow = Callable[[str, str], bool]
+
+# Shards begin at a multiple of four tiles: a multiple of 256 bytes in every format.
+SHARD_ROWS = 4 * packing.ROWS
+
+
+def _allow_all(op: str, variant: str) -> bool:
+    return True
+
+
+def fits(variant: Variant, device: DeviceInfo) -> bool:
+    """Whether a device can run a variant."""
+    limits = device.limits
+    x, y, z = variant.workgroup
+    return (
+        variant.needs <= device.features
+        and x * y * z <= limits.max_workgroup_invocations
+        and all(a <= b for a, b in zip(variant.workgroup, limits.max_workgroup_size, strict=True))
+        and variant.shared <= limits.max_shared_bytes
+    )
+
+
+def choose(contract: Contract, device: DeviceInfo, fmt: str | None, allow: Allow) -> Variant:
+    """The variant for a device: the first that is not baseline and fits, else the first baseline one.
+
+    Variants of operations that read weights are named after the format, alone or with a suffix (`q4`, `q4_dot`).
+
+    Raises:
+        BadModel: no variant is left.
+    """
+    candidates = [
+        v
+        for v in contract.variants
+        if (fmt is None or v.name == fmt or v.name.startswith(f"{fmt}_"))
+        and fits(v, device)
+        and allow(contract.name, v.name)
+    ]
+    for v in sorted(candidates, key=lambda v: v.baseline):
+        return v
+    raise BadModel(
+        f"The device {device.name} has no kernel for {contract.name} {fmt or ''}.".replace(
+            " .", "."
+        )
+    )
+
+
+def weight_nbytes(w: Weight) -> int:
+    """Bytes of a weight as kernels read it."""
+    if w.layout == "rows":
+        return w.shape[0] * w.shape[1] * 4
+    return packing.nbytes(w.format, *w.shape)
+
+
+def lower(
+    graph: Graph, device: DeviceInfo, context: int, chunk: int, allow: Allow = _allow_all
+) -> Program:
+    """A program for sessions of `context` tokens that takes prompts in chunks of at most `chunk` tokens.
+
+    Raises:
+        OutOfMemory: a buffer would be larger than the device can bind.
+        BadModel: the graph has operations that only other passes' results have, or no kernel fits.
+    """
+    if not 1 <= chunk or not 1 <= context <= int(graph.attrs["context"]):
+        raise ValueError(f"context {context}, chunk {chunk}")
+    return _Lowering(graph, device, context, chunk, allow).program()
+
+
+class _Lowering:
+    def __init__(
+        self, graph: Graph, device: DeviceInfo, context: int, chunk: int, allow: Allow
+    ) -> None:
+        self._graph = graph
+        self._device = device
+        self._context = context
+        self._chunk = chunk
+        self._allow = allow
+        self._buffers: dict[str, Buffer] = {}
+        self._where: dict[str, str] = {}  # value -> buffer
+        self._calls: dict[str, list[Call]] = {"decode": [], "prefill": [], "head": []}
+        self._in_head = False
+
+    def program(self) -> Program:
+        self._buffer("params", PARAM_WORDS * 4, "params")
+        self._where["ids"] = self._buffer("ids", self._chunk * 4, "input")
+        for w in self._graph.weights.values():
+            # A weight may be larger than a binding; it is bound in shards.
+            self._buffers[w.name] = Buffer(w.name, weight_nbytes(w), "weight")
+        emit = {
+            "lookup": self._lookup, "rms_norm": self._rms_norm, "linear": self._linear, "rope_kv": self._rope_kv,
+            "attend": self._attend, "swiglu": self._swiglu, "topk": self._topk,
+        }  # fmt: skip
+        for node in self._graph.nodes:
+            if node.op not in emit:
+                raise BadModel(
+                    f"The graph's {node.op} was not fused, and there is no kernel for it alone."
+                )
+            emit[node.op](node)
+        meta: dict[str, int | str] = {
+            "chunk": self._chunk, "context": self._context, "vocab": int(self._graph.attrs["vocab"])
+        }  # fmt: skip
+        sequences = {name: tuple(calls) for name, calls in self._calls.items()}
+        program = Program(self._buffers, sequences, meta)
+        program.check()
+        return program
+
+    def _buffer(self, name: str, nbytes: int, kind: Any) -> str:
+        most = self._device.limits.max_storage_range
+        if nbytes > most:
+            raise OutOfMemory(
+                f"The buffer {name} would need {nbytes >> 20} MiB for a context of {self._context} tokens;"
+                f" the device can bind {most >> 20} MiB at most."
+            )
+        if name not in self._buffers or self._buffers[name].nbytes < nbytes:
+            self._buffers[name] = Buffer(name, nbytes, kind)
+        return name
+
+    def _scratch(self, name: str, width: int, rows: int | None = None) -> str:
+        return self._buffer(name, (rows or self._chunk) * width * 4, "scratch")
+
+    def _call(
+        self, op: str, bindings: list[Binding], fmt: str | None, only: str, push: dict[str, float]
+    ) -> None:
+        """Adds a call to both `decode` and `prefill`, or to `head`."""
+        contract = contract_of(op)
+        variant = choose(contract, self._device, fmt, self._allow)
+        if fmt is not None:
+            push = {**push, "fmt": FORMATS[fmt]}
+        data = contract.pack(**push)
+        sequences = [only] if only else ["head"] if self._in_head else ["decode", "prefill"]
+        for sequence in sequences:
+            tokens = self._chunk if sequence == "prefill" else 1
+            groups = contract.groups({**push, "tokens": tokens}, variant)
+            if any(
+                g > m for g, m in zip(groups, self._device.limits.max_workgroup_count, strict=True)
+            ):
+                raise OutOfMemory(f"The operation {op} needs more workgroups than the device has.")
+            self._calls[sequence].append(Call(op, variant.name, tuple(bindings), data, groups))
+
+    def _shards(self, w: Weight) -> Iterator[tuple[Binding, int, int]]:
+        """(binding, first row, rows) for pieces of a matrix that the device can bind and the grid can hold."""
+        tile = weight_nbytes(w) // -(-w.shape[0] // packing.ROWS)
+        most = self._device.limits.max_storage_range // (4 * tile) * SHARD_ROWS
+        if most == 0:
+            raise OutOfMemory(f"A row of the matrix {w.name} is larger than the device can bind.")
+        if w.shape[0] <= most:
+            yield Binding(w.name), 0, w.shape[0]
+            return
+        for row in range(0, w.shape[0], most):
+            rows = min(most, w.shape[0] - row)
+            nbytes = -(-rows // packing.ROWS) * tile
+            yield Binding(w.name, row // packing.ROWS * tile, nbytes), row, rows
+
+    def _in(self, node: Node, i: int = 0) -> Binding:
+        return Binding(self._where[node.inputs[i]])
+
+    def _out(self, node: Node, buffer: str) -> Binding:
+        self._where[node.output] = buffer
+        return Binding(buffer)
+
+    def _weight(self, node: Node, i: int = 0) -> Weight:
+        return self._graph.weights[node.weights[i]]
+
+    # One method an operation of the graph.
+
+    def _lookup(self, node: Node) -> None:
+        k = node.int("k")
+        out = self._out(node, self._scratch("x", k))
+        table = self._weight(node)
+        for binding, row, rows in self._shards(table):
+            bindings = [self._in(node), binding, out]
+            push: dict[str, float] = {"k": k, "row0": row, "rows": rows}
+            self._call("embed", bindings, table.format, "", push)
+
+    def _rms_norm(self, node: Node) -> None:
+        k, last = node.int("k"), bool(node.attrs["last"])
+        x = self._in(node)
+        # From the last row's norm on, everything is the head, which runs once a prompt.
+        self._in_head = self._in_head or last
+        y = self._out(node, self._scratch("last" if last else "h", k, 1 if last else None))
+        bindings = [x, Binding(node.weights[0]), y]
+        push = {"k": k, "eps": float(node.attrs["eps"]), "last": int(last)}
+        self._call("rmsnorm", bindings, None, "", push)
+
+    def _linear(self, node: Node) -> None:
+        n, k = node.int("n"), node.int("k")
+        accumulate = len(node.inputs) == 2
+        x = self._in(node)
+        if accumulate:
+            out = self._out(node, self._where[node.inputs[1]])
+        elif self._in_head:
+            out = self._out(node, self._scratch("logits", n, 1))
+        else:
+            name = node.name.rpartition(".")[2]
+            out = self._out(node, self._scratch(name, n))
+        y0 = 0
+        for i in range(len(node.weights)):
+            w = self._weight(node, i)
+            if w.shape[1] != k:
+                raise BadModel(f"The graph's node {node.name} has a matrix of the wrong width.")
+            for binding, row, rows in self._shards(w):
+                bindings = [binding, x, out]
+                push: dict[str, float] = {"n": rows, "k": k, "accumulate": int(accumulate)}
+                push["y0"] = y0 + row
+                self._call(
+                    "matvec", bindings, w.format, "head" if self._in_head else "decode", push
+                )
+                if not self._in_head:
+                    self._call("matmul", bindings, w.format, "prefill", {**push, "ldy": n})
+            y0 += w.shape[0]
+        if y0 != n:
+            raise BadModel(f"The graph's node {node.name} has {y0} rows, not {n}.")
+
+    def _sizes(self, node: Node) -> dict[str, float]:
+        sizes: dict[str, float] = {name: node.int(name) for name in ("heads", "kv_heads", "dim")}
+        return {**sizes, "ctx": self._context}
+
+    def _caches(self, node: Node) -> list[Binding]:
+        nbytes = node.int("kv_heads") * self._context * node.int("dim") * 2
+        layer = node.int("layer")
+        return [Binding(self._buffer(f"{name}.{layer}", nbytes, "state")) for name in ("kc", "vc")]
+
+    def _rope_kv(self, node: Node) -> None:
+        qkv = self._out(node, self._where[node.inputs[0]])
+        table = Binding(node.weights[0])
+        neox = int(bool(node.attrs["neox"]))
+        bindings = [qkv, table, *self._caches(node)]
+        rope_dims = node.int("rope_dims")
+        push = {**self._sizes(node), "rope_dims": rope_dims, "neox": neox}
+        self._call("rope_kv", bindings, None, "", push)
+
+    def _attend(self, node: Node) -> None:
+        sizes = self._sizes(node)
+        out = self._out(node, self._scratch("a", node.int("heads") * node.int("dim")))
+        bindings = [self._in(node), *self._caches(node), out]
+        push = {**sizes, "scale": sizes["dim"] ** -0.5}
+        self._call("attention_decode", bindings, None, "decode", push)
+        self._call("attention_prefill", bindings, None, "prefill", push)
+
+    def _swiglu(self, node: Node) -> None:
+        f = node.int("f")
+        out = self._out(node, self._scratch("f", f))
+        self._call("swiglu", [self._in(node), out], None, "", {"f": f})
+
+    def _topk(self, node: Node) -> None:
+        v = node.int("v")
+        part = Binding(self._buffer("part", part_nbytes(v), "scratch"))
+        out = self._out(node, self._buffer("topk", RECORD_WORDS * 4, "output"))
+        for stage in (0, 1):
+            self._call("topk", [self._in(node), part, out], None, "", {"v": v, "stage": stage})

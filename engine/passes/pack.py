@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layout: which internal format each matrix gets, and which matrices become one.
+
+Every source type has one internal format (engine/importers/ggml.py) that holds it exactly, or f16. Matrices of one
+product that share a format are laid under each other, as long as each but the last fills its tiles of 16 rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from engine.graph import Graph, Node, Weight, changed
+from engine.importers import ggml
+from kernels.weights import ROWS
+
+TILE = "tile16"
+
+
+def pack(graph: Graph) -> Graph:
+    """Decides `format` and `layout` of each matrix and joins those of fused products."""
+    formatted = {
+        w.name: w if w.format else replace(w, format=ggml.TYPES[w.source].format, layout=TILE)
+        for w in graph.weights.values()
+    }
+    nodes: list[Node] = []
+    kept: dict[str, Weight] = {}
+    joined = 0
+    for node in graph.nodes:
+        weights = [formatted[name] for name in node.weights]
+        if node.op == "linear" and len(weights) > 1:
+            groups = _join(node.name, weights)
+            joined += len(weights) - len(groups)
+            weights = groups
+            node = replace(node, weights=tuple(w.name for w in weights))
+        nodes.append(node)
+        kept.update((w.name, w) for w in weights)
+    counts = Counter(w.format for w in kept.values() if w.layout == TILE)
+    formats = ", ".join(f"{count} {fmt}" for fmt, count in sorted(counts.items()))
+    note = f"matrices in tiles of {ROWS} rows: {formats}; {joined} joined to another"
+    return changed(graph, "pack", note, nodes, weights=kept)
+
+
+def _join(name: str, weights: list[Weight]) -> list[Weight]:
+    groups: list[Weight] = []
+    for w in weights:
+        last = groups[-1] if groups else None
+        if last is not None and last.format == w.format and last.shape[0] % ROWS == 0:
+            shape = (last.shape[0] + w.shape[0], w.shape[1])
+            source = last.source if last.source == w.source else "mixed"
+            groups[-1] = replace(last, shape=shape, source=source, parts=last.parts + w.parts)
+        else:
+            groups.append(replace(w, name=f"{name}.{len(groups)}"))
+    return groups

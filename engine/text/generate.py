@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A generation: a request becomes slices and events. Text and end of an answer are functions of its ids alone.
+
+Resumed with the ids that were delivered already, a Generation goes on as the undisturbed one would have: it replays them
+through detokenizer and stop strings, prefills prompt and ids, and draws token n with the random number of n.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from engine.errors import ContextFull, InvalidArgument
+from engine.text.model import State, TextModel
+from engine.text.sampler import Candidates, Settings, sample
+from engine.text.template import check_messages
+from engine.text.tokenizer import Detokenizer
+
+Reason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: `generate` goes on from a prompt, `chat` answers messages [{role, content}, …]."""
+
+    kind: Literal["generate", "chat"]
+    prompt: str = ""
+    messages: Sequence[Mapping[str, str]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, header: Mapping[str, Any]) -> Request:
+        """From the header of a journal.
+
+        Raises:
+            InvalidArgument
+        """
+        settings = header.get("settings", {})
+        if not isinstance(settings, Mapping):
+            raise InvalidArgument("The settings are no object.")
+        kind = header.get("kind")
+        if kind == "chat":
+            return cls("chat", messages=check_messages(header.get("messages")), settings=settings)
+        prompt = header.get("prompt")
+        if kind != "generate" or not isinstance(prompt, str):
+            raise InvalidArgument("A request is of the kind generate with a prompt, or chat.")
+        return cls("generate", prompt=prompt, settings=settings)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first event."""
+
+    prompt_tokens: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Token:
+    """Token number n; `text` is what it completes of the answer, and may be empty."""
+
+    n: int
+    id: int
+    text: str
+    top5: list[list[float]] | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """The last event; `text` is what was held back. Stats: prefill_s, prefill_tokens, decode_s, decode_tokens."""
+
+    reason: Reason
+    text: str
+    stats: dict[str, float]
+
+
+Event = Start | Token | End
+
+
+def message(event: Event) -> dict[str, Any]:
+    """An event as a message of the worker protocol, without its job."""
+    names = {Start: "text.start", Token: "text.token", End: "text.end"}
+    fields = {k: v for k, v in asdict(event).items() if v is not None}
+    return {"t": names[type(event)], **fields}
+
+
+class StopMatcher:
+    """Holds text back while it may begin a stop string; a stop string itself is not passed on."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.hit = False
+
+    def add(self, text: str) -> str:
+        """What may be passed on now. `hit` is set when a stop string is complete; nothing comes after it."""
+        self._held += text
+        if not self._stops:
+            return self.rest()
+        found = [at for s in self._stops if (at := self._held.find(s)) >= 0]
+        if found:
+            self.hit = True
+            out, self._held = self._held[: min(found)], ""
+            return out
+        keep = 0
+        for n in range(1, min(max(map(len, self._stops)), len(self._held) + 1)):
+            if any(s.startswith(self._held[-n:]) for s in self._stops):
+                keep = n
+        cut = len(self._held) - keep
+        out, self._held = self._held[:cut], self._held[cut:]
+        return out
+
+    def rest(self) -> str:
+        """What was held back, when no stop string can come any more."""
+        out, self._held = self._held, ""
+        return out
+
+
+def tokenize(model: TextModel, request: Request) -> tuple[list[int], tuple[str, ...]]:
+    """Ids of a request's prompt, and stop strings that its form adds.
+
+    Raises:
+        BadModel: a broken chat template.
+        InvalidArgument: messages that the template refuses, an empty prompt.
+    """
+    if request.kind == "chat":
+        pieces = model.template.render(check_messages(list(request.messages)))
+        ids, stops = model.tokenizer.encode_pieces(pieces), model.template.stops
+    else:
+        ids, stops = model.tokenizer.encode(request.prompt), ()
+    if not ids:
+        raise InvalidArgument("The prompt is empty.")
+    return ids, stops
+
+
+class Generation:
+    """One answer. `step` runs one slice; `finished` is true once `End` was returned."""
+
+    def __init__(self, state: State, request: Request, delivered: Sequence[int] = ()) -> None:
+        """Tokenises the prompt and replays `delivered`; nothing runs on the device yet.
+
+        Raises:
+            ContextFull: the prompt and one token do not fit.
+            InvalidArgument, BadModel
+        """
+        self._state = state
+        model = state.model
+        self._ids, stops = tokenize(model, request)
+        self.prompt_tokens = len(self._ids)
+        if self.prompt_tokens >= state.context:
+            raise ContextFull(
+                f"The prompt has {self.prompt_tokens} tokens; a context of {state.context} has no room"
+                " for an answer."
+            )
+        # Without a seed the prompt gives one: the answer has to be the same after a restart.
+        seed = zlib.crc32(np.asarray(self._ids, "<u4").tobytes())
+        self.settings = Settings.parse(request.settings, seed)
+        self._detokenizer = Detokenizer(model.tokenizer)
+        self._stops = StopMatcher((*self.settings.stop, *stops))
+        self._ends = frozenset(model.tokenizer.settings.ends)
+        self._started = False
+        self._reason: Reason | None = None
+        self.finished = False
+        self._stats: dict[str, float] = {
+            "prefill_s": 0.0, "prefill_tokens": 0, "decode_s": 0.0, "decode_tokens": 0
+        }  # fmt: skip
+        for token in delivered:
+            if self._reason is not None or not 0 <= token < model.vocab:
+                raise InvalidArgument(
+                    "The tokens that were delivered do not belong to this request."
+                )
+            self._accept(token)
+        self._resumed = len(self._ids)
+
+    @property
+    def delivered(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self._ids) - self.prompt_tokens
+
+    def step(self) -> list[Event]:
+        """Runs one slice (a piece of the prompt, or up to the next token) and returns what it brought about.
+
+        Raises:
+            DeviceLost: the device is gone or computes nonsense.
+        """
+        events: list[Event] = []
+        if self.finished:
+            return events
+        if not self._started:
+            self._started = True
+            events.append(Start(self.prompt_tokens, self._state.context))
+        if self._reason is None:
+            began = time.perf_counter()
+            token = self._slice()
+            took = time.perf_counter() - began
+            first = len(self._ids) - (token is not None) <= self._resumed
+            phase = "prefill" if token is None or first else "decode"
+            self._stats[f"{phase}_s"] += took
+            if phase == "decode":
+                self._stats["decode_tokens"] += 1
+            if token is not None:
+                events.append(token)
+        if self._reason is not None:
+            events.append(self._end(self._reason))
+        return events
+
+    def cancel(self) -> list[Event]:
+        """Ends the answer here: the text that was held back, and `cancelled`."""
+        return [] if self.finished else [self._end("cancelled")]
+
+    def _slice(self) -> Token | None:
+        state, count = self._state, len(self._ids)
+        # What the session computed before stays; the last token is fed anyway, for its logits.
+        state.common(self._ids[: count - 1])
+        pending = self._ids[len(state.tokens) :]
+        now = pending[: state.chunk]
+        head = len(now) == len(pending)
+        state.run(now, head)
+        if count <= self._resumed:
+            self._stats["prefill_tokens"] += len(now)
+        if not head:
+            return None
+        best = Candidates.parse(state.best())
+        n = self.delivered
+        token = sample(best, self.settings, n, state.model.vocab, state.logits)
+        text = self._accept(token)
+        return Token(n, token, text, best.top5() if self.settings.top5 else None)
+
+    def _accept(self, token: int) -> str:
+        """Takes a token into the answer; sets the reason when it is the last. Returns its text."""
+        self._ids.append(token)
+        if token in self._ends:
+            self._reason = "stop"
+            return ""
+        text = self._stops.add(self._detokenizer.add(token))
+        if self._stops.hit:
+            self._reason = "stop"
+        elif self.delivered >= self.settings.max_tokens or len(self._ids) >= self._state.context:
+            self._reason = "length"
+        return text
+
+    def _end(self, reason: Reason) -> End:
+        self.finished = True
+        return End(reason, "" if self._stops.hit else self._stops.rest(), self._stats)

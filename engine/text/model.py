@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text model on a device: compiled once into a .pvrm, its weights shared by all sessions, a State for each."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import memory, pvrm
+from engine.backends.base import Backend, Executable
+from engine.errors import BadModel, ContextFull, InvalidArgument, PvrError
+from engine.graph import Graph, Weight, explain
+from engine.importers import ggml
+from engine.importers.gguf import Gguf
+from engine.importers.llama import import_graph, rope_frequencies
+from engine.lower import lower, weight_nbytes
+from engine.passes import optimise
+from engine.passes.fold_rope import TABLE
+from engine.program import Program
+from engine.text.sampler import RECORD_BYTES
+from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Data, TextTokenizer, import_tokenizer
+from kernels.weights import ROWS
+
+Progress = Callable[[float], None]
+
+COMPILER = 1  # goes up whenever compiled models of before must not be used any more
+DEFAULT_CONTEXT = 4096
+CHUNK = 128  # tokens of a prompt in one slice
+SOFTWARE_CHUNK = 32
+_CHUNK_ELEMENTS = 1 << 21  # elements that are re-packed at a time
+_EDGE = 1 << 20  # bytes at both ends of a source file that tell it from others
+
+
+def fingerprint(fd: int) -> str:
+    """Tells a source file from others: its size and checksums of its two ends."""
+    size = os.fstat(fd).st_size
+    first = zlib.crc32(os.pread(fd, _EDGE, 0))
+    last = zlib.crc32(os.pread(fd, _EDGE, max(0, size - _EDGE)))
+    return f"{size:x}-{first:08x}-{last:08x}"
+
+
+def rope_table(freqs: list[float], positions: int) -> npt.NDArray[np.float32]:
+    """(cos, sin) of each position and pair: f32 [positions, R/2, 2], computed in double precision."""
+    angles = np.arange(positions)[:, None] * np.asarray(freqs)[None, :]
+    return np.stack([np.cos(angles), np.sin(angles)], axis=2).astype(np.float32)
+
+
+def _weight_chunks(file: Gguf, weight: Weight) -> Iterator[npt.NDArray[Any]]:
+    """A weight as kernels read it, a few tiles at a time."""
+    k = weight.shape[1]
+    step = max(1, _CHUNK_ELEMENTS // (k * ROWS)) * ROWS
+    for part in weight.parts:
+        tensor = file.tensors[part.tensor]
+        for rows, raw in file.rows(tensor, step):
+            if weight.layout == "rows":
+                values = ggml.vector(tensor.kind, raw)
+                if not np.isfinite(values).all():
+                    raise BadModel(f"The tensor {tensor.name} holds values that are no numbers.")
+                yield values
+            else:
+                yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name)
+
+
+def _weight_blob(file: Gguf, weight: Weight) -> pvrm.Blob:
+    if weight.name == TABLE:
+        table = rope_table(rope_frequencies(file, weight.shape[1]), weight.shape[0])
+        return pvrm.array_blob(TABLE, table, shape=weight.shape)
+    return pvrm.Blob(
+        weight.name,
+        weight.format,
+        weight.shape,
+        weight_nbytes(weight),
+        lambda: _weight_chunks(file, weight),
+    )
+
+
+def prepare(fd: int) -> tuple[dict[str, Any], list[pvrm.Blob]]:
+    """Metadata and blobs of the compiled model of a GGUF file; the blobs read the file when they are written.
+
+    Raises:
+        BadModel, UnsupportedModel
+    """
+    file = Gguf(fd)
+    graph = optimise(import_graph(file))
+    tokens = import_tokenizer(file, int(graph.attrs["vocab"]))
+    template = None
+    if "tokenizer.chat_template" in file.metadata:
+        template = file.text("tokenizer.chat_template")
+    blobs = [_weight_blob(file, w) for w in graph.weights.values()]
+    library = np.frombuffer(tokens.library, np.uint8)
+    blobs.append(pvrm.array_blob("tokenizer/library", library, "json"))
+    blobs.append(pvrm.array_blob("tokenizer/pieces", tokens.pieces, "bytes"))
+    blobs.append(pvrm.array_blob("tokenizer/ends", tokens.ends, "u32"))
+    metadata = {
+        "kind": "text",
+        "compiler": COMPILER,
+        "source": fingerprint(fd),
+        "name": file.text("general.name", ""),
+        "graph": graph.to_json(),
+        "tokenizer": tokens.settings,
+        "template": template,
+    }
+    return metadata, blobs
+
+
+def info(metadata: dict[str, Any], graph: Graph) -> dict[str, Any]:
+    """What users see of a model."""
+    matrices = [w for w in graph.weights.values() if w.layout != "rows"]
+    formats: dict[str, int] = {}
+    for w in matrices:
+        formats[w.format] = formats.get(w.format, 0) + w.shape[0] * w.shape[1]
+    return {
+        "kind": "text",
+        "arch": graph.attrs["arch"],
+        "name": metadata["name"],
+        "context": int(graph.attrs["context"]),
+        "vocab": int(graph.attrs["vocab"]),
+        "layers": int(graph.attrs["layers"]),
+        "parameters": sum(formats.values()),
+        "nbytes": sum(weight_nbytes(w) for w in graph.weights.values()),
+        "format": max(formats, key=lambda f: formats[f]),
+        "chat": metadata["template"] is not None,
+    }
+
+
+def inspect(fd: int) -> dict[str, Any]:
+    """Whether a file is a model that can be loaded, and what it is; weights are not read.
+
+    Raises:
+        BadModel, UnsupportedModel
+    """
+    if os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC:
+        compiled = pvrm.Pvrm.open(fd)
+        return info(*_described(compiled))
+    metadata, _ = prepare(fd)
+    return info(metadata, Graph.from_json(metadata["graph"]))
+
+
+def explain_file(fd: int) -> str:
+    """What the passes do to a model, as a table."""
+    return explain(optimise(import_graph(Gguf(fd))))
+
+
+def _described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
+    """Metadata and graph of a compiled text model.
+
+    Raises:
+        BadModel: another kind of model, another compiler's, damaged.
+    """
+    meta = compiled.metadata
+    if meta.get("kind") != "text" or meta.get("compiler") != COMPILER:
+        raise BadModel("The file is no compiled text model of this version.")
+    graph = Graph.from_json(meta.get("graph"))
+    for w in graph.weights.values():
+        entry = compiled.entries.get(w.name)
+        if entry is None or entry.nbytes != weight_nbytes(w) or entry.format != w.format:
+            raise BadModel(f"The compiled model's {w.name} is damaged.")
+    return meta, graph
+
+
+def _open_cache(cache: str, mark: str) -> pvrm.Pvrm | None:
+    """The compiled model in the cache when it is whole and made from this source by this compiler."""
+    try:
+        compiled = pvrm.Pvrm.open(cache)
+        meta, _ = _described(compiled)
+    except (OSError, PvrError):
+        return None
+    return compiled if meta.get("source") == mark else None
+
+
+def _in_memory(metadata: dict[str, Any], blobs: list[pvrm.Blob], progress: Progress) -> pvrm.Pvrm:
+    """Compiles into anonymous memory: where there is no cache folder, or no room in it."""
+    memory.admit({"compiled model": sum(b.nbytes for b in blobs)})
+    fd = os.memfd_create("pvrm", os.MFD_CLOEXEC)
+    try:
+        pvrm.write_fd(fd, metadata, blobs, progress)
+        return pvrm.Pvrm.open(fd)
+    finally:
+        os.close(fd)
+
+
+def compiled_model(
+    fd: int, cache: str, progress: Progress | None = None, force: bool = False
+) -> tuple[pvrm.Pvrm, str]:
+    """The compiled form of a source file (GGUF, or .pvrm as it is), and why it is not in the cache ("" when it is).
+
+    Raises:
+        BadModel, UnsupportedModel, OutOfMemory
+    """
+    tell = progress or (lambda _: None)
+    if os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC:
+        return pvrm.Pvrm.open(fd), ""
+    if cache and not force:
+        found = _open_cache(cache, fingerprint(fd))
+        if found is not None:
+            return found, ""
+    metadata, blobs = prepare(fd)
+    reason = "there is no cache"
+    if cache:
+        try:
+            pvrm.write(cache, metadata, blobs, tell)
+            return pvrm.Pvrm.open(cache), ""
+        except PvrError as e:
+            # What is wrong with the model would be wrong in memory, too.
+            if type(e) is not PvrError:
+                raise
+            reason = str(e)
+    return _in_memory(metadata, blobs, tell), reason
+
+
+class State:
+    """What a session has on the device: its KV cache, scratch and recordings. `tokens` are the ids in the cache."""
+
+    def __init__(self, model: TextModel, program: Program, executable: Executable) -> None:
+        self.model = model
+        self.context = int(program.meta["context"])
+        self.chunk = int(program.meta["chunk"])
+        self.tokens: list[int] = []
+        self.executable = executable
+        self._params = np.zeros(16, np.uint32)
+
+    def common(self, ids: list[int]) -> int:
+        """How many of these ids are in the cache already; what follows them in the cache is given up."""
+        n = min(len(self.tokens), len(ids))
+        if self.tokens[:n] != ids[:n]:
+            n = next(i for i in range(n) if self.tokens[i] != ids[i])
+        del self.tokens[n:]
+        return n
+
+    def run(self, ids: list[int], head: bool) -> None:
+        """One slice: feeds 1 to `chunk` tokens after those in the cache, with `head` the logits of the last as well.
+
+        Raises:
+            DeviceLost: the device is gone; the state is of no use any more.
+            ContextFull: they do not fit.
+        """
+        pos = len(self.tokens)
+        if not 1 <= len(ids) <= self.chunk:
+            raise ValueError(f"{len(ids)} tokens in a slice of {self.chunk}")
+        if pos + len(ids) > self.context:
+            raise ContextFull(f"The context of {self.context} tokens is full.")
+        self._params[:3] = len(ids), pos, len(ids) - 1
+        self.executable.write("params", self._params)
+        self.executable.write("ids", np.asarray(ids, np.uint32))
+        sequences = ["decode" if len(ids) == 1 else "prefill"]
+        if head:
+            sequences.append("head")
+        self.executable.run(*sequences)
+        self.tokens.extend(ids)
+
+    def best(self) -> npt.NDArray[np.uint8]:
+        """The record of `topk` after a slice with head."""
+        return self.executable.read("topk", RECORD_BYTES)
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """All logits after a slice with head."""
+        raw = self.executable.read("logits", self.model.vocab * 4)
+        return np.ascontiguousarray(raw).view(np.float32)
+
+    def close(self) -> None:
+        self.executable.close()
+
+
+class TextModel:
+    """A model, loaded: weights on the device, tokenizer and template ready."""
+
+    def __init__(self, compiled: pvrm.Pvrm, backend: Backend, chunk: int = 0) -> None:
+        """Places the weights of a compiled model on a device.
+
+        Raises:
+            BadModel, OutOfMemory
+        """
+        meta, self.graph = _described(compiled)
+        self.info = info(meta, self.graph)
+        self.vocab = int(self.graph.attrs["vocab"])
+        self.chunk = chunk or (SOFTWARE_CHUNK if _slow(backend) else CHUNK)
+        self.tokenizer = TextTokenizer(
+            Data(
+                meta["tokenizer"],
+                compiled.blob("tokenizer/library").tobytes(),
+                compiled.blob("tokenizer/pieces"),
+                np.ascontiguousarray(compiled.blob("tokenizer/ends")).view(np.uint32),
+            )
+        )
+        settings = self.tokenizer.settings
+        self.template = ChatTemplate(
+            meta["template"],
+            self.tokenizer.special(settings.bos),
+            self.tokenizer.special(settings.eos),
+            self.tokenizer.special_texts,
+        )
+        memory.admit({"weights": self.info["nbytes"]})
+        self._backend = backend
+        self._weights = backend.weights({name: compiled.blob(name) for name in self.graph.weights})
+
+    @classmethod
+    def load(
+        cls,
+        source: int | str | os.PathLike[str],
+        cache: str,
+        backend: Backend,
+        progress: Progress | None = None,
+        *,
+        chunk: int = 0,
+        force: bool = False,
+    ) -> TextModel:
+        """Loads a source file (path or descriptor, which stays the caller's) by way of the compiled model `cache`.
+
+        It is compiled when the cache lacks it, is damaged or was made from another file, or with `force`; cache "" or
+        one that cannot be written: into memory (`info["uncached"]` says why). `progress` gets 0..1. `chunk`: most
+        tokens of a prompt in one slice, 0 for a default.
+
+        Raises:
+            BadModel, UnsupportedModel, OutOfMemory
+            InvalidArgument: the path cannot be opened.
+        """
+        if not isinstance(source, int):
+            try:
+                fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as e:
+                raise InvalidArgument(
+                    f"{Path(source).name} cannot be opened: {e.strerror}."
+                ) from None
+            try:
+                return cls.load(fd, cache, backend, progress, chunk=chunk, force=force)
+            finally:
+                os.close(fd)
+        compiled, reason = compiled_model(source, cache, progress, force)
+        model = cls(compiled, backend, chunk)
+        if reason:
+            model.info["uncached"] = reason
+        if progress:
+            progress(1.0)
+        return model
+
+    def state(self, context: int = 0) -> State:
+        """Room for one session of `context` tokens (0: the default, or what the model can do).
+
+        Raises:
+            InvalidArgument: more than the model can do.
+            OutOfMemory: with figures.
+        """
+        most = int(self.graph.attrs["context"])
+        context = context or min(most, DEFAULT_CONTEXT)
+        if not 1 <= context <= most:
+            raise InvalidArgument(f"The model has a context of 1 to {most} tokens, not {context}.")
+        chunk = min(self.chunk, context)
+        program = lower(self.graph, self._backend.info, context, chunk)
+        sizes = {"state": 0, "scratch": 0}
+        for buffer in program.buffers.values():
+            if buffer.kind != "weight":
+                sizes["state" if buffer.kind == "state" else "scratch"] += buffer.nbytes
+        memory.admit({"KV cache": sizes["state"], "work area": sizes["scratch"]})
+        return State(self, program, self._backend.executable(program, self._weights))
+
+    def count(self, text: str) -> int:
+        """Tokens of a plain text."""
+        return len(self.tokenizer.encode(text, bos=False))
+
+    def close(self) -> None:
+        """Gives the weights back; its states have to be closed before."""
+        self._weights.close()
+
+
+def _slow(backend: Backend) -> bool:
+    """Whether this is a GPU that is a CPU in disguise, or numpy."""
+    return backend.info.kind != "cpu" and backend.info.software

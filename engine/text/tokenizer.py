@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizer of a model, made from the GGUF file's metadata.
+
+The `tokenizers` library does the merging (byte-level BPE for `gpt2`, SentencePiece's BPE for `llama`); which text is
+looked at for control tokens is decided here: only what a chat template wrote, never what a user wrote. Control tokens
+therefore get names in the library's vocabulary that no text can spell.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from engine.errors import BadModel, UnsupportedModel
+from engine.importers.gguf import Gguf
+
+MAX_VOCAB = 1 << 21
+MAX_TOKEN = 1 << 12  # bytes of a token's text
+MAX_SPLIT = 128  # characters of the longest SentencePiece that merges are derived for
+
+MAX_SPECIALS = 1 << 14
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+_CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+# How text is cut before merging, by tokenizer.ggml.pre, as llama.cpp does it (src/llama-vocab.cpp): patterns that are
+# applied one after the other.
+_SPLITS: dict[str, tuple[str, ...]] = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "gpt-2": (_GPT2,),
+    "smollm": (r"\p{N}", _GPT2),
+    "llama-bpe": (_CONTRACTIONS + _WORDS % r"\p{N}{1,3}",),
+    "qwen2": (_CONTRACTIONS + _WORDS % r"\p{N}",),
+}
+_ALIASES = {
+    "phi-2": "gpt-2", "jina-es": "gpt-2", "jina-de": "gpt-2", "mpt": "gpt-2", "olmo": "gpt-2", "gigachat": "gpt-2",
+    "starcoder": "smollm", "refact": "smollm", "command-r": "smollm", "codeshell": "smollm", "exaone": "smollm",
+    "minerva-7b": "smollm", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe",
+    "pixtral": "llama-bpe", "deepseek-r1-qwen": "qwen2", "stablelm2": "qwen2", "hunyuan": "qwen2",
+}  # fmt: skip
+
+# Control tokens that end an answer whatever the file's eos key says (the list that llama.cpp keeps).
+_END_TEXTS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "<|end_of_text|>",
+    "</s>", "<|return|>", "<|call|>", "< EOT >", "_<EOT>", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+}  # fmt: skip
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2's table), turned round."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in own]
+    table = {chr(b): b for b in own}
+    table.update({chr(256 + i): b for i, b in enumerate(rest)})
+    return table
+
+
+_BYTES = _byte_alphabet()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a tokenizer knows besides its vocabulary; stored in a compiled model's header."""
+
+    kind: str  # gpt2 or llama
+    pre: str
+    bos: int | None
+    eos: int | None
+    add_bos: bool
+    add_space_prefix: bool
+    ends: tuple[int, ...]  # ids that end an answer
+    specials: tuple[tuple[str, int], ...]  # control tokens: in templates' text only
+    user_defined: tuple[tuple[str, int], ...]  # tokens that are looked for in any text
+
+
+@dataclass(frozen=True)
+class Data:
+    """A tokenizer as a compiled model holds it."""
+
+    settings: dict[str, Any]
+    library: bytes  # tokenizer.json of the tokenizers library
+    pieces: npt.NDArray[np.uint8]  # the bytes that each id stands for, one after the other
+    ends: npt.NDArray[np.uint32]  # where each piece ends
+
+
+def import_tokenizer(file: Gguf, vocab: int) -> Data:
+    """Reads a GGUF's tokenizer. `vocab` is the number of rows of the embedding table.
+
+    Raises:
+        BadModel: damaged or missing.
+        UnsupportedModel: a kind of tokenizer or of pre-tokenizer that is not known.
+    """
+    kind = file.text("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModel(
+            f"The model has a tokenizer of the kind {kind!r}, which is not supported."
+        )
+    texts = _token_texts(file, vocab)
+    types = _token_types(file, len(texts))
+    pre = ""
+    if kind == "gpt2":
+        pre = file.text("tokenizer.ggml.pre", "default")
+        pre = _ALIASES.get(pre, pre)
+        if pre not in _SPLITS:
+            raise UnsupportedModel(
+                f"The model cuts text by the rules {pre!r}, which are not supported."
+            )
+    unknown = _special_id(file, "unknown", len(texts))
+    if unknown is None and kind == "llama":
+        unknown = next((i for i, t in enumerate(types) if t == UNKNOWN), None)
+    settings = _settings(file, kind, pre, texts, types)
+    if len(settings.specials) + len(settings.user_defined) > MAX_SPECIALS:
+        raise UnsupportedModel(f"The model has more than {MAX_SPECIALS} control tokens.")
+    # No text contains NUL followed by these digits as one token: merges that would build it do not exist.
+    hidden = {CONTROL, UNUSED, UNKNOWN, USER_DEFINED}
+    names = [f"\0{i}" if types[i] in hidden else text for i, text in enumerate(texts)]
+    known: dict[str, int] = {}
+    for i, name in enumerate(names):
+        # A text that stands twice is found under its first id.
+        known.setdefault(name if name not in known else f"\0{i}", i)
+    unk = names[unknown] if unknown is not None else None
+    if kind == "gpt2":
+        library = _byte_level(known, _merges(file, known, set(texts)), unk, pre)
+    else:
+        library = _sentencepiece(known, _scores(file, len(texts)), types, unk)
+    pieces = [_piece(kind, t, types[i]) for i, t in enumerate(texts)]
+    ends = np.cumsum([len(p) for p in pieces], dtype=np.int64)
+    return Data(
+        asdict(settings),
+        library.to_str().encode(),
+        np.frombuffer(b"".join(pieces), np.uint8),
+        ends.astype(np.uint32),
+    )
+
+
+def _token_texts(file: Gguf, vocab: int) -> list[str]:
+    raw = file.strings("tokenizer.ggml.tokens")
+    if not 0 < len(raw) <= vocab <= MAX_VOCAB:
+        raise BadModel(f"The model has {len(raw)} tokens and {vocab} embeddings.")
+    if any(len(t) > MAX_TOKEN for t in raw):
+        raise BadModel(f"The model has a token of more than {MAX_TOKEN} bytes.")
+    # A few old vocabularies hold pieces of characters; they can be written but never be merged.
+    return [t.decode("utf-8", "replace") for t in raw]
+
+
+def _token_types(file: Gguf, count: int) -> list[int]:
+    types = file.numbers("tokenizer.ggml.token_type")
+    if types is None:
+        return [NORMAL] * count
+    if len(types) != count or types.dtype.kind not in "iu":
+        raise BadModel("The model's token types do not match its tokens.")
+    return [int(t) for t in types]
+
+
+def _scores(file: Gguf, count: int) -> npt.NDArray[np.float64]:
+    scores = file.numbers("tokenizer.ggml.scores")
+    if scores is None or len(scores) != count or scores.dtype.kind != "f":
+        raise BadModel("The model's token scores do not match its tokens.")
+    return np.nan_to_num(scores.astype(np.float64))
+
+
+def _special_id(file: Gguf, name: str, count: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    if key not in file.metadata:
+        return None
+    value = file.int(key)
+    # llama.cpp's files write -1 (as an unsigned number) for "there is none".
+    return value if 0 <= value < count else None
+
+
+def _settings(
+    file: Gguf, kind: str, pre: str, texts: Sequence[str], types: Sequence[int]
+) -> Settings:
+    count = len(texts)
+    bos, eos = (_special_id(file, name, count) for name in ("bos", "eos"))
+    ends = {
+        i
+        for i in (_special_id(file, name, count) for name in ("eos", "eot", "eom"))
+        if i is not None
+    }
+    ends |= {i for i, t in enumerate(texts) if types[i] == CONTROL and t in _END_TEXTS}
+    adds = kind == "llama" or pre == "llama-bpe"
+    return Settings(
+        kind,
+        pre,
+        bos,
+        eos,
+        file.bool("tokenizer.ggml.add_bos_token", adds) and bos is not None,
+        file.bool("tokenizer.ggml.add_space_prefix", kind == "llama"),
+        tuple(sorted(ends)),
+        tuple((t, i) for i, t in enumerate(texts) if t and types[i] in (CONTROL, UNKNOWN)),
+        tuple((t, i) for i, t in enumerate(texts) if t and types[i] == USER_DEFINED),
+    )
+
+
+def _piece(kind: str, text: str, type_: int) -> bytes:
+    """The bytes that a token stands for in an answer; control tokens stand for none."""
+    if type_ in (CONTROL, UNKNOWN, UNUSED):
+        return b""
+    if type_ == USER_DEFINED:
+        return text.encode()
+    if kind == "gpt2":
+        if all(c in _BYTES for c in text):
+            return bytes(_BYTES[c] for c in text)
+        return text.encode()
+    if type_ == BYTE:
+        if not re.fullmatch("<0x[0-9A-Fa-f]{2}>", text):
+            raise BadModel(f"The model has the byte token {text[:16]!r}.")
+        return bytes([int(text[3:5], 16)])
+    return text.replace("▁", " ").encode()
+
+
+def _merges(file: Gguf, known: dict[str, int], texts: set[str]) -> list[tuple[str, str]]:
+    merges = []
+    for raw in file.strings("tokenizer.ggml.merges"):
+        left, space, right = raw.decode("utf-8", "replace").partition(" ")
+        if not space or not {left, right, left + right} <= texts:
+            raise BadModel(f"The model has the impossible merge {raw[:40]!r}.")
+        # One that builds a token that is looked for as a whole is never used.
+        if left in known and right in known and left + right in known:
+            merges.append((left, right))
+    return merges
+
+
+def _byte_level(
+    vocab: dict[str, int], merges: list[tuple[str, str]], unk: str | None, pre: str
+) -> Tokenizer:
+    model = models.BPE(vocab, merges, unk_token=unk, ignore_merges=pre == "llama-bpe")
+    library = Tokenizer(model)
+    cuts: list[Any] = [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in _SPLITS[pre]
+    ]
+    cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    library.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    return library
+
+
+def _sentencepiece(
+    vocab: dict[str, int], scores: npt.NDArray[np.float64], types: Sequence[int], unk: str | None
+) -> Tokenizer:
+    """SentencePiece's BPE joins the pair whose union has the best score; as merges, in the order of the scores."""
+    found: list[tuple[float, int, str, str]] = []
+    for text, i in vocab.items():
+        if types[i] != NORMAL or not 1 < len(text) <= MAX_SPLIT:
+            continue
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in vocab and right in vocab:
+                found.append((-scores[i], i, left, right))
+    found.sort(key=lambda f: (f[0], f[1], vocab[f[2]], vocab[f[3]]))
+    merges = [(left, right) for _, _, left, right in found]
+    model = models.BPE(vocab, merges, unk_token=unk, fuse_unk=False, byte_fallback=True)
+    library = Tokenizer(model)
+    library.normalizer = normalizers.Replace(" ", "▁")
+    return library
+
+
+class TextTokenizer:
+    """Text to ids and back."""
+
+    def __init__(self, data: Data) -> None:
+        """Raises BadModel when the data is damaged."""
+        try:
+            raw = dict(data.settings)
+            for key in ("ends",):
+                raw[key] = tuple(int(i) for i in raw[key])
+            for key in ("specials", "user_defined"):
+                raw[key] = tuple((str(t), int(i)) for t, i in raw[key])
+            self.settings = Settings(**raw)
+            self._library = Tokenizer.from_str(bytes(data.library).decode())
+        except Exception as e:  # the library raises bare Exceptions
+            raise BadModel("The compiled model's tokenizer is damaged.") from e
+        self._pieces = bytes(data.pieces)
+        self._piece_ends = data.ends
+        self._specials = dict(self.settings.specials)
+        self._user = dict(self.settings.user_defined)
+        self.special_texts = tuple(self._specials)
+        self._plain = _alternatives(self._user)
+        self._marked = _alternatives({**self._user, **self._specials})
+
+    @property
+    def vocab(self) -> int:
+        """Number of tokens; the model may have more embeddings than that."""
+        return len(self._piece_ends)
+
+    def special(self, token: int | None) -> str:
+        """The text of a control token, "" for none: bos_token and eos_token of templates."""
+        return next((t for t, i in self.settings.specials if i == token), "")
+
+    def encode(self, text: str, specials: bool = False, bos: bool | None = None) -> list[int]:
+        """Ids of a text. `specials`: control tokens in it count as such; `bos` None: as the model wants it."""
+        pieces = [(text, specials)]
+        return self.encode_pieces(pieces, bos)
+
+    def encode_pieces(
+        self, pieces: Sequence[tuple[str, bool]], bos: bool | None = None
+    ) -> list[int]:
+        """Ids of a text whose parts (text, control tokens count) follow each other."""
+        ids: list[int] = []
+        if self.settings.bos is not None and (self.settings.add_bos if bos is None else bos):
+            ids.append(self.settings.bos)
+        after_special = True
+        for text, specials in pieces:
+            for part, token in self._cut(text, self._marked if specials else self._plain, specials):
+                if token is not None:
+                    ids.append(token)
+                    after_special = True
+                elif part:
+                    # llama.cpp puts SentencePiece's leading space after each control token too.
+                    prefix = " " if self.settings.add_space_prefix and after_special else ""
+                    ids.extend(self._library.encode(prefix + part, add_special_tokens=False).ids)
+                    after_special = False
+        if bos is None and len(ids) > 1 and ids[0] == ids[1] == self.settings.bos and pieces[0][1]:
+            del ids[0]  # the template wrote it as well
+        return ids
+
+    def _cut(
+        self, text: str, pattern: re.Pattern[str] | None, specials: bool
+    ) -> Iterator[tuple[str, int | None]]:
+        at = 0
+        for match in pattern.finditer(text) if pattern else ():
+            yield text[at : match.start()], None
+            found = match.group()
+            token = self._user.get(found)
+            if token is None or (specials and found in self._specials):
+                token = self._specials[found]
+            yield found, token
+            at = match.end()
+        yield text[at:], None
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that an id stands for; none for control tokens and ids without a token."""
+        if not 0 <= token < len(self._piece_ends):
+            return b""
+        begin = int(self._piece_ends[token - 1]) if token else 0
+        return self._pieces[begin : int(self._piece_ends[token])]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without what is no whole character at the end."""
+        stream = Detokenizer(self)
+        return "".join(map(stream.add, ids))
+
+
+class Detokenizer:
+    """Ids to text as they come: whole characters only, a function of the ids alone.
+
+    Bytes that are no UTF-8 become U+FFFD; those of a character that is still incomplete wait.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        """The characters that this token completes."""
+        return self._decoder.decode(self._tokenizer.piece(token))
+
+
+def _alternatives(texts: dict[str, int]) -> re.Pattern[str] | None:
+    """A pattern of all texts, the longest first."""
+    if not texts:
+        return None
+    return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)))
