@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A system of its own for the boot tests: debootstrap once into a cache, a copy of it booted by systemd-nspawn."""
+"""A system for the boot tests: debootstrap once into a cache, a copy of it booted by nspawn."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from typing import Any
 import pytest
 
 TREE = Path(__file__).resolve().parents[2]
-# No Mesa: the CPU serves here. libgomp1 is what the kernels link to; make and python3 are what `make install` needs.
-PACKAGES = ("systemd", "systemd-sysv", "libpam-systemd", "dbus", "polkitd", "python3", "libgomp1", "libudev1", "make")
+# No Mesa: the CPU serves here. The kernels link to libgomp1; `make install` needs make and python3.
+PACKAGES = (
+    "systemd", "systemd-sysv", "libpam-systemd", "dbus", "polkitd", "python3", "libgomp1",
+    "libudev1", "make",
+)
 USER = "tester"
 NO_ROOT = "neither root nor sudo without a password"
 NO_MOUNT = "this machine may not mount or make namespaces here"
@@ -86,7 +89,8 @@ def base_system() -> Path:
         root("mkdir", "-p", partial / "var/log/journal")
         for unit in ("apt-daily.timer", "apt-daily-upgrade.timer", "console-getty.service"):
             root("ln", "-sf", "/dev/null", partial / "etc/systemd/system" / unit)
-        root("sh", "-c", 'rm -rf "$1"/var/cache/apt/archives/*.deb "$1"/var/lib/apt/lists/*', "sh", partial)
+        for folder in ("var/cache/apt", "var/lib/apt/lists"):
+            root("find", partial / folder, "-type", "f", "-delete")
         root("mv", partial, base)
     return base
 
@@ -107,18 +111,24 @@ class Container:
         Raises:
             AssertionError: it failed and `check` is set.
         """
+        done = subprocess.run(
+            self.argv(*command, user=user), input=stdin, capture_output=True, timeout=timeout,
+            check=False)
+        if check and done.returncode != 0:
+            said = (done.stdout[-4000:] + done.stderr[-4000:]).decode(errors="replace")
+            code = done.returncode
+            raise AssertionError(f"{shlex.join(command)} -> {code}\n{said}\n{self.journal()}")
+        return done
+
+    def argv(self, *command: str, user: str = "root") -> list[str]:
+        """The command of this machine that runs a command inside as that user."""
         home = "/root" if user == "root" else f"/home/{user}"
         become = [] if user == "root" else [
             "setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
-        done = subprocess.run(
-            [*SUDO, "nsenter", f"--target={self.leader}", "--all", "--wd=/", "--", "env", "-i",
-             f"HOME={home}", f"USER={user}", "LANG=C.UTF-8",
-             "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", *become, *command],
-            input=stdin, capture_output=True, timeout=timeout, check=False)
-        if check and done.returncode != 0:
-            said = (done.stdout[-4000:] + done.stderr[-4000:]).decode(errors="replace")
-            raise AssertionError(f"{shlex.join(command)} -> {done.returncode}\n{said}\n{self.journal()}")
-        return done
+        return [
+            *SUDO, "nsenter", f"--target={self.leader}", "--all", "--wd=/", "--", "env", "-i",
+            f"HOME={home}", f"USER={user}", "LANG=C.UTF-8",
+            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", *become, *command]
 
     def text(self, *command: str, user: str = "root") -> str:
         return self.run(*command, user=user).stdout.decode().strip()
@@ -141,26 +151,30 @@ class Container:
             "org.pvrd.Pvrd1.Manager", "Version", user=USER, check=False).returncode == 0
 
     def journal(self, *match: str) -> str:
-        done = self.run("journalctl", "--no-pager", "-o", "short-monotonic", *(match or ("-n", "60")),
-                        check=False)
+        match = match or ("--lines=60",)
+        done = self.run("journalctl", "--no-pager", "-o", "short-monotonic", *match, check=False)
         return done.stdout.decode(errors="replace")
 
 
 @contextlib.contextmanager
 def booted(base: Path, work: Path) -> Iterator[Container]:
-    """Boots a copy of `base` below `work`, a folder of root's; the container's end is the end of the block."""
+    """Boots a copy of `base` below `work`; the end of the block is the end of the container."""
     system, share = work / "system", work / "share"
     root("cp", "-a", "--reflink=auto", base, system, timeout=300)
     root("mkdir", "-m", "0777", share)
-    # nspawn forwards the container's READY=1, and tells the pid of its init, to the socket that we name.
+    # nspawn tells the socket that we name the pid of its init and forwards its READY=1.
     address = str(work / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, open(work / "console", "wb") as console:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
+        open(work / "console", "wb") as console,
+    ):
         notify.bind(address)
         notify.settimeout(120)
         nspawn = subprocess.Popen(
-            [*SUDO, "env", f"NOTIFY_SOCKET={address}", "systemd-nspawn", "--quiet", f"--directory={system}",
-             "--boot", "--register=no", "--keep-unit", "--notify-ready=yes", "--private-network",
-             "--machine=pvrd-boot", "--link-journal=no", "--console=pipe",
+            [*SUDO, "env", f"NOTIFY_SOCKET={address}", "systemd-nspawn", "--quiet",
+             f"--directory={system}", "--boot", "--register=no", "--keep-unit",
+             "--notify-ready=yes", "--private-network", "--machine=pvrd-boot",
+             "--link-journal=no", "--console=pipe",
              f"--bind-ro={TREE}:/mnt/tree", f"--bind={share}:/mnt/share"],
             stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True)
         leader = 0
@@ -190,8 +204,8 @@ def machine() -> Iterator[Container]:
     """A booted system with nothing of pvrd in it yet."""
     if SUDO and subprocess.run([*SUDO, "true"], capture_output=True, check=False).returncode:
         pytest.skip(NO_ROOT)
-    probe = [*SUDO, "unshare", "--mount", "--pid", "--fork", "--net", "mount", "-t", "tmpfs", "none", "/mnt"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
+    probe = ["unshare", "--mount", "--pid", "--fork", "--net", "mount", "-ttmpfs", "none", "/mnt"]
+    if subprocess.run([*SUDO, *probe], capture_output=True, check=False).returncode:
         pytest.skip(NO_MOUNT)
     base = base_system()
     work = Path(root("mktemp", "-d", base.with_name("work-XXXXXXXX")).strip())

@@ -130,12 +130,19 @@ def launchers(target: Target, python: str, site: bool) -> None:
         target.put(target.prefix / where / name, text.encode(), 0o755)
 
 
+def user(target: Target) -> None:
+    """The user pvrd; before the bus policy comes, which names it and is read at once."""
+    path = target.under("sysusers") / "pvrd.conf"
+    target.copy(SOURCE / "systemd/pvrd.sysusers.conf", path)
+    if target.destdir == Path("/"):
+        run("systemd-sysusers", str(path))
+
+
 def data(target: Target) -> None:
     """Units, policies, interfaces, man pages, completion, documents."""
     for name in UNITS:
         target.copy(SOURCE / "systemd" / name, target.under("units") / name)
     target.copy(SOURCE / "systemd/80-pvrd.preset", target.under("presets") / "80-pvrd.preset")
-    target.copy(SOURCE / "systemd/pvrd.sysusers.conf", target.under("sysusers") / "pvrd.conf")
     target.copy(SOURCE / "systemd/pvrd.tmpfiles.conf", target.under("tmpfiles") / "pvrd.conf")
     dbus = SOURCE / "dbus"
     for kind, suffix in {"policy": "conf", "activation": "service", "polkit": "policy"}.items():
@@ -204,6 +211,8 @@ def remove(target: Target) -> bool:
     for name in reversed(listed["folders"]):
         if target.at(name).is_dir() and not any(target.at(name).iterdir()):
             target.at(name).rmdir()
+    # What is still in use stays ours to remove: a new installation takes the list over.
+    target.folders = [name for name in listed["folders"] if target.at(name).is_dir()]
     return True
 
 
@@ -222,6 +231,7 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
     try:
         unpack(target, wheels)
         launchers(target, python, site)
+        user(target)
         data(target)
         configuration(target)
     finally:  # half an installation can be taken away too
@@ -232,7 +242,6 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
     subprocess.run([python, "-Im", "compileall", "-q", *strip, str(target.at(target.site))],
                    check=False, stdout=subprocess.DEVNULL)
     if target.destdir == Path("/"):
-        run("systemd-sysusers", str(target.under("sysusers") / "pvrd.conf"))
         run("systemd-tmpfiles", "--create", str(target.under("tmpfiles") / "pvrd.conf"))
     print(f"Installed into {target.at(target.prefix)}; the configuration is /etc/pvrd/pvrd.toml.")
     if booted(target):
@@ -248,23 +257,24 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
 def uninstall(target: Target, purge: bool) -> None:
     if booted(target) and target.at(target.under("units") / "pvrd.service").exists():
         run("systemctl", "disable", "--now", *UNITS[:3])
+    if not target.at(target.manifest).is_file():
+        print(f"pvrd is not installed in {target.at(target.prefix)}.")
+        return
     config = target.at("/etc/pvrd/pvrd.toml")
     sample = target.at(target.prefix / "share/pvrd/pvrd.toml")
     if config.is_file() and sample.is_file() and filecmp.cmp(config, sample, shallow=False):
         config.unlink()
-    if not remove(target):
-        print(f"pvrd is not installed in {target.at(target.prefix)}.")
-        return
-    if booted(target):
-        reload()
     if purge:
         for name in (*STATE, "/etc/pvrd", "/run/pvrd"):
             shutil.rmtree(target.at(name), ignore_errors=True)
-        if target.destdir == Path("/"):
-            run("userdel", "pvrd")
     for folder in ("/etc/pvrd/pvrd.toml.d", "/etc/pvrd"):
         if target.at(folder).is_dir() and not any(target.at(folder).iterdir()):
             target.at(folder).rmdir()
+    remove(target)
+    if booted(target):
+        reload()
+    if purge and target.destdir == Path("/"):
+        run("userdel", "pvrd")
     kept = [name for name in (*STATE, "/etc/pvrd") if target.at(name).exists()]
     if kept:
         print(f"Removed pvrd. Left as it is: {', '.join(kept)} and the user pvrd; "
