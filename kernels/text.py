@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the text operations' contracts share: views of buffers, formats as variants, dispatch sizes."""
+"""What the text operations' contracts share: views of buffers, formats as variants, dispatch
+sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from kernels.contract import FORMATS, Groups, Variant
@@ -28,15 +28,18 @@ def view(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 def format_variants(workgroup: int) -> tuple[Variant, ...]:
     """A baseline variant for each weight format, named after it."""
     return tuple(
-        Variant(name, (workgroup, 1, 1), {f"FMT_{name.upper()}": "1"}) for name in ("q4", "q8", "f16")
+        Variant(name, (workgroup, 1, 1), {f"FMT_{name.upper()}": "1"})
+        for name in ("q4", "q8", "f16")
     )
 
 
 def spread(n: int) -> tuple[int, int]:
-    """n groups over two axes; a shader's group number is y * gl_NumWorkGroups.x + x, and may be n or more."""
+    """n groups over two axes; a shader's group number is y * gl_NumWorkGroups.x + x, and may be n
+    or more."""
     return (n, 1) if n <= MAX_GROUPS else (MAX_GROUPS, -(-n // MAX_GROUPS))
 
 
 def rows_and_tokens(n: int, workgroup: int, tokens: int) -> Groups:
-    """A workgroup for each `workgroup` of n elements, on the x axis, and each token, on the y axis."""
+    """A workgroup for each `workgroup` of n elements, on the x axis, and each token, on the y
+    axis."""
     return (-(-n // workgroup), tokens, 1)

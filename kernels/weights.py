@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weight matrices in the form that every backend reads as it lies: tiles of 16 rows.
 
-The layout is in docs/architecture.md, "Weights". W is [N, K], K a multiple of 32; N is padded to 16 with rows of zeros.
-All functions give and take flat uint32 arrays (little-endian words).
+The layout is in docs/architecture.md, "Weights". W is [N, K], K a multiple of 32; N is padded to 16
+with rows of zeros. All functions give and take flat uint32 arrays (little-endian words).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def nbytes(fmt: str, n: int, k: int) -> int:
         ValueError: the format is unknown or k no multiple of 32.
     """
     if k % BLOCK or k <= 0 or n <= 0:
-        raise ValueError(f"a matrix of {n} x {k} cannot be packed: k has to be a multiple of {BLOCK}")
+        raise ValueError(
+            f"a matrix of {n} x {k} cannot be packed: k has to be a multiple of {BLOCK}"
+        )
     tiles = -(-n // ROWS)
     if fmt == "f16":
         return tiles * ROWS * k * 2
@@ -45,7 +47,8 @@ def pack(fmt: str, w: npt.ArrayLike) -> Words:
 
 
 def pack_f16(w: npt.ArrayLike) -> Words:
-    """A matrix [N, K] of any float type as halves; values beyond the range of a half become the largest half."""
+    """A matrix [N, K] of any float type as halves; values beyond the range of a half become the
+    largest half."""
     a = np.asarray(w)
     nbytes("f16", *a.shape)
     if a.dtype != np.float16:
@@ -63,7 +66,7 @@ def pack_q8(w: npt.ArrayLike) -> Words:
     scale = np.abs(blocks).max(axis=2) / np.float32(127)
     half = scale.astype(np.float16)
     quants = np.rint(blocks * _inverse(half)[:, :, None])
-    return pack_q8_parts(half, np.clip(quants, -127, 127).astype(np.int8))
+    return pack_q8_parts(half, np.clip(quants, -127, 127).reshape(n, k))
 
 
 def pack_q8_parts(scale: npt.ArrayLike, quants: npt.ArrayLike) -> Words:
@@ -73,12 +76,13 @@ def pack_q8_parts(scale: npt.ArrayLike, quants: npt.ArrayLike) -> Words:
     nbytes("q8", n, k)
     head = _header(scale, None, n, k // BLOCK)
     tiles = _pad_rows(q).reshape(-1, ROWS, k // BLOCK, BLOCK)
-    words = _words(tiles).reshape(tiles.shape[:3] + (8,))
+    words = _words(tiles).reshape((*tiles.shape[:3], 8))
     return _join(head, words.transpose(0, 2, 3, 1))
 
 
 def pack_q4(w: npt.ArrayLike) -> Words:
-    """A float matrix [N, K], rounded to 16 steps between the least and the greatest of each 32 along K."""
+    """A float matrix [N, K], rounded to 16 steps between the least and the greatest of each 32
+    along K."""
     a = np.asarray(w, np.float32)
     n, k = a.shape
     nbytes("q4", n, k)
@@ -87,11 +91,12 @@ def pack_q4(w: npt.ArrayLike) -> Words:
     scale = ((blocks.max(axis=2) - low) / np.float32(15)).astype(np.float16)
     low = low.astype(np.float16)
     quants = np.rint((blocks - low.astype(np.float32)[:, :, None]) * _inverse(scale)[:, :, None])
-    return pack_q4_parts(scale, low, np.clip(quants, 0, 15).astype(np.uint8))
+    return pack_q4_parts(scale, low, np.clip(quants, 0, 15).reshape(n, k))
 
 
 def pack_q4_parts(scale: npt.ArrayLike, minimum: npt.ArrayLike, quants: npt.ArrayLike) -> Words:
-    """w = scale * q + minimum from scale and minimum [N, K/32] (stored as halves) and quants 0..15 [N, K]."""
+    """w = scale * q + minimum from scale and minimum [N, K/32] (stored as halves) and quants 0..15
+    [N, K]."""
     q = np.asarray(quants, np.uint8)
     n, k = q.shape
     nbytes("q4", n, k)
@@ -160,6 +165,7 @@ def _header(scale: npt.ArrayLike, minimum: npt.ArrayLike | None, n: int, blocks:
 
 
 def _join(head: Words, words: Words) -> Words:
-    """Headers [tiles, blocks, 16] and words [tiles, blocks, j, 16], one after the other in each block."""
+    """Headers [tiles, blocks, 16] and words [tiles, blocks, j, 16], one after the other in each
+    block."""
     body = words.reshape(words.shape[0], words.shape[1], -1)
     return np.concatenate([head, body], axis=2).reshape(-1)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention_decode: one token's attention over positions 0..pos0 of the caches.
 
-out[h] = sum over p of softmax(scale * q[h] . kc[g, p])[p] * vc[g, p] with g = h / (heads / kv_heads). qkv holds the
-rotated Q first (rope_kv). dim is a multiple of 4, at most 256; heads a multiple of kv_heads. The softmax is taken over
-blocks of positions as they come (Milakov and Gimelshein 2018; Dao et al. 2022).
+out[h] = sum over p of softmax(scale * q[h] . kc[g, p])[p] * vc[g, p] with g = h / (heads /
+kv_heads). qkv holds the rotated Q first (rope_kv). dim is a multiple of 4, at most 256; heads a
+multiple of kv_heads. The softmax is taken over blocks of positions as they come (Milakov and
+Gimelshein 2018; Dao et al. 2022).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """embed: rows of a packed table, looked up by token id.
 
-out[t, :] = table[ids[t] - row0, :] for t < n_tokens where row0 <= ids[t] < row0 + rows; other rows of out stay as they
-are, so that a table cut into shards (each with its row0) is read by a call for each. row0 is a multiple of 16.
+out[t, :] = table[ids[t] - row0, :] for t < n_tokens where row0 <= ids[t] < row0 + rows; other rows
+of out stay as they are, so that a table cut into shards (each with its row0) is read by a call for
+each. row0 is a multiple of 16.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""matmul: y[t, y0 + i] (+)= sum over k of W[i, k] x[t, k], for i < n and t < n_tokens; rows of y are ldy apart.
+"""matmul: y[t, y0 + i] (+)= sum over k of W[i, k] x[t, k], for i < n and t < n_tokens; rows of y
+are ldy apart.
 
 accumulate = 1 adds to what y holds. The same arithmetic as matvec, a block of tokens at a time.
 """

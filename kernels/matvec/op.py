@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""matvec: y[y0 + i] (+)= sum over k of W[i, k] x[k], for i < n; accumulate = 1 adds to what y holds.
+"""matvec: y[y0 + i] (+)= sum over k of W[i, k] x[k], for i < n; accumulate = 1 adds to what y
+holds.
 
-W is packed (docs/architecture.md, "Weights"). The CPU rounds x to int8 with a scale per 32 for q8 and q4
-(kernels/include/weights.h); GLSL works in float32.
+W is packed (docs/architecture.md, "Weights"). The CPU rounds x to int8 with a scale per 32 for q8
+and q4 (kernels/include/weights.h); GLSL works in float32.
 """
 
 from __future__ import annotations

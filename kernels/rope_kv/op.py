@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rope_kv: rotates Q and K in place by their positions and stores K and V in the caches as halves  (Su et al. 2021).
+"""rope_kv: rotates Q and K in place by their positions and stores K and V in the caches as halves
+(Su et al. 2021).
 
-Token t stands at position p = pos0 + t. Of each head's `dim` elements the first rope_dims (R) are rotated: pair j (of
-R/2) with (cos, sin) = table[p, j] becomes (a cos - b sin, a sin + b cos). neox = 0: a, b are elements 2j, 2j + 1;
-neox = 1: elements j, j + R/2. qkv[t] holds the heads of Q, then of K, then of V. dim and R are multiples of 4.
+Token t stands at position p = pos0 + t. Of each head's `dim` elements the first rope_dims (R) are
+rotated: pair j (of R/2) with (cos, sin) = table[p, j] becomes (a cos - b sin, a sin + b cos). neox
+= 0: a, b are elements 2j, 2j + 1; neox = 1: elements j, j + R/2. qkv[t] holds the heads of Q, then
+of K, then of V. dim and R are multiples of 4.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""swiglu: h[t, i] = g / (1 + exp(-g)) * u with g = gu[t, i], u = gu[t, f + i]  (Shazeer 2020). f is a multiple of 4."""
+"""swiglu: h[t, i] = g / (1 + exp(-g)) * u with g = gu[t, i], u = gu[t, f + i]  (Shazeer 2020). f is
+a multiple of 4."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """topk: the 64 greatest of v logits, the greatest of all and their log-sum-exp, in two stages.
 
-A record is {u32 id, f32 logit}. Stage 0 writes to part, for each block of 1024 logits, 64 records in falling order, then
-f32 max and f32 sum of exp(x - max); stage 1 merges them into out: 64 records, max, log-sum-exp. Equal logits: the
-lower id first; NaN comes after every number and counts neither for max nor for the sum; where there are fewer than
-64, the rest are {0xffffffff, -inf}. v is at most 2^21.
+A record is {u32 id, f32 logit}. Stage 0 writes to part, for each block of 1024 logits, 64 records
+in falling order, then f32 max and f32 sum of exp(x - max); stage 1 merges them into out: 64
+records, max, log-sum-exp. Equal logits: the lower id first; NaN comes after every number and counts
+neither for max nor for the sum; where there are fewer than 64, the rest are {0xffffffff, -inf}. v
+is at most 2^21.
 """
 
 from __future__ import annotations

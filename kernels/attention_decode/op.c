@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Units of a KV head and 64 positions are shared out over the team: each has its own softmax and sums for all query
+ * heads of the KV head, which are joined afterwards (flash decoding). The cut does not depend on the size of the
+ * team, nor does the result. */
+#include "lanes.h"
+
+enum { POSITIONS = 64, TOGETHER = 4, MAX_DIM = 256 };
+
+/* What a unit leaves for a query head: the greatest score, the sum of weights, the weighted sum of V. */
+static size_t record_floats(size_t dim) { return (dim + 2 + 15) & ~(size_t)15; }
+
+/* Scores of n positions for `together` heads; q is padded to whole vectors and scaled. */
+PVR_INLINE void scores(const float *q, const uint16_t *k, size_t dim, size_t n, size_t together,
+                       float (*out)[POSITIONS]) {
+    const size_t vectors = (dim + LANES - 1) / LANES;
+    for (size_t p = 0; p < n; p++, k += dim) {
+        vf sums[TOGETHER];
+        for (size_t h = 0; h < together; h++)
+            sums[h] = vf_set1(0);
+        for (size_t i = 0; i < vectors; i++) {
+            vf key = vf_half_n(k + i * LANES, dim - i * LANES);
+#pragma GCC unroll 4
+            for (size_t h = 0; h < together; h++)
+                sums[h] = vf_fma(key, vf_load(q + h * MAX_DIM + i * LANES), sums[h]);
+        }
+#pragma GCC unroll 4
+        for (size_t h = 0; h < together; h++)
+            out[h][p] = vf_sum(sums[h]);
+    }
+}
+
+PVR_INLINE void values(float (*weights)[POSITIONS], const uint16_t *v, size_t dim, size_t n, size_t together,
+                       float *out, size_t stride) {
+    for (size_t i = 0; i < dim; i += LANES) {
+        vf sums[TOGETHER];
+        for (size_t h = 0; h < together; h++)
+            sums[h] = vf_set1(0);
+        for (size_t p = 0; p < n; p++) {
+            vf value = vf_half_n(v + p * dim + i, dim - i);
+#pragma GCC unroll 4
+            for (size_t h = 0; h < together; h++)
+                sums[h] = vf_fma(value, vf_set1(weights[h][p]), sums[h]);
+        }
+#pragma GCC unroll 4
+        for (size_t h = 0; h < together; h++)
+            vf_store_n(out + h * stride + i, sums[h], dim - i);
+    }
+}
+
+PVR_INLINE void unit(const float *q, float scale, const uint16_t *k, const uint16_t *v, size_t dim, size_t n,
+                     size_t together, float *record, size_t stride) {
+    float padded[TOGETHER * MAX_DIM], weights[TOGETHER][POSITIONS];
+    for (size_t h = 0; h < together; h++)
+        for (size_t d = 0; d < MAX_DIM; d++)
+            padded[h * MAX_DIM + d] = d < dim ? q[h * dim + d] * scale : 0;
+    scores(padded, k, dim, n, together, weights);
+    for (size_t h = 0; h < together; h++) {
+        float most = -3e38f, sum = 0;
+        for (size_t p = 0; p < n; p++)
+            most = weights[h][p] > most ? weights[h][p] : most;
+        for (size_t p = 0; p < n; p++)
+            weights[h][p] = pvr_exp(weights[h][p] - most);
+        for (size_t p = 0; p < n; p++)
+            sum += weights[h][p];
+        record[h * stride] = most;
+        record[h * stride + 1] = sum;
+    }
+    values(weights, v, dim, n, together, record + 2, stride);
+}
+
+static void join(const float *record, size_t chunks, size_t dim, float *out) {
+    const size_t stride = record_floats(dim);
+    float most = record[0], total = 0;
+    for (size_t c = 1; c < chunks; c++)
+        most = record[c * stride] > most ? record[c * stride] : most;
+    for (size_t d = 0; d < dim; d++)
+        out[d] = 0;
+    for (size_t c = 0; c < chunks; c++, record += stride) {
+        const float weight = pvr_exp(record[0] - most);
+        total += weight * record[1];
+        for (size_t d = 0; d < dim; d++)
+            out[d] += weight * record[2 + d];
+    }
+    for (size_t d = 0; d < dim; d++)
+        out[d] /= total;
+}
+
+PVR_OP(attention_decode) {
+    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2], ctx = call->push[3];
+    const float scale = pvr_push_f32(call, 4);
+    const size_t positions = (size_t)((const uint32_t *)call->buf[0])[PVR_POS0] + 1;
+    const size_t chunks = (positions + POSITIONS - 1) / POSITIONS, each = heads / kv_heads;
+    const size_t stride = record_floats(dim);
+    const float *q = call->buf[1];
+    float *out = call->buf[4];
+
+    float *records = pvr_scratch(team, heads * chunks * stride * sizeof(float)); /* [heads][chunks] */
+    if (!records)
+        return;
+    size_t begin, end;
+    pvr_split(team, kv_heads * chunks, &begin, &end);
+    for (size_t i = begin; i < end; i++) {
+        const size_t kv = i / chunks, chunk = i % chunks, from = chunk * POSITIONS;
+        const size_t n = positions - from < POSITIONS ? positions - from : POSITIONS;
+        const uint16_t *k = (const uint16_t *)call->buf[2] + (kv * ctx + from) * dim;
+        const uint16_t *v = (const uint16_t *)call->buf[3] + (kv * ctx + from) * dim;
+        for (size_t h = 0; h < each; h += TOGETHER) {
+            const size_t head = kv * each + h;
+            float *record = records + (head * chunks + chunk) * stride;
+            switch (each - h) {
+            case 1: unit(q + head * dim, scale, k, v, dim, n, 1, record, chunks * stride); break;
+            case 2: unit(q + head * dim, scale, k, v, dim, n, 2, record, chunks * stride); break;
+            case 3: unit(q + head * dim, scale, k, v, dim, n, 3, record, chunks * stride); break;
+            default: unit(q + head * dim, scale, k, v, dim, n, 4, record, chunks * stride); break;
+            }
+        }
+    }
+    pvr_barrier(team);
+    pvr_split(team, heads, &begin, &end);
+    for (size_t head = begin; head < end; head++)
+        join(records + head * chunks * stride, chunks, dim, out + head * dim);
+}

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Units of up to 16 tokens of up to 4 query heads of a KV head are dealt out to the team. A unit goes over the positions
+ * in blocks of 32: K transposed and V as float32 in scratch, then scores and weighted sums as small matrix products of
+ * 4 rows (a row: a head of a token) that stay in registers; the softmax is kept up as the blocks come. */
+#include "lanes.h"
+
+enum {
+    POSITIONS = 32,
+    TOKENS = 16,
+    TOGETHER = 4,
+    ROWS = TOKENS * TOGETHER,
+    AT_ONCE = 4, /* rows */
+#if defined(PVR_AVX512)
+    WIDE = 2, /* vectors */
+#else
+    WIDE = 1,
+#endif
+};
+
+/* A thread's part of the scratch; `pad` is dim rounded up to whole steps of WIDE vectors. */
+typedef struct work {
+    float *keys;    /* [dim][POSITIONS] */
+    float *values;  /* [POSITIONS][pad] */
+    float *q;       /* [ROWS][dim], scaled */
+    float *sums;    /* [ROWS][pad] */
+    float *weights; /* [ROWS][POSITIONS], scores at first */
+    float most[ROWS], total[ROWS];
+} work;
+
+static size_t work_floats(size_t dim, size_t pad) {
+    return POSITIONS * (dim + pad + ROWS) + ROWS * (dim + pad);
+}
+
+/* out[r][j] = (add ? out[r][j] : 0) + sum over i < n of a[r][i] b[i][j], for AT_ONCE rows r and j < cols. */
+PVR_INLINE void product(const float *a, size_t lda, const float *b, size_t ldb, size_t n, size_t cols, float *out,
+                        size_t ldo, int add) {
+    for (size_t j = 0; j < cols; j += LANES * WIDE) {
+        vf s[AT_ONCE][WIDE];
+#pragma GCC unroll 4
+        for (int r = 0; r < AT_ONCE; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < WIDE; v++)
+                s[r][v] = add ? vf_load(out + (size_t)r * ldo + j + (size_t)v * LANES) : vf_set1(0);
+        for (size_t i = 0; i < n; i++) {
+            vf column[WIDE];
+#pragma GCC unroll 2
+            for (int v = 0; v < WIDE; v++)
+                column[v] = vf_load(b + i * ldb + j + (size_t)v * LANES);
+#pragma GCC unroll 4
+            for (int r = 0; r < AT_ONCE; r++) {
+                vf factor = vf_set1(a[(size_t)r * lda + i]);
+#pragma GCC unroll 2
+                for (int v = 0; v < WIDE; v++)
+                    s[r][v] = vf_fma(column[v], factor, s[r][v]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < AT_ONCE; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < WIDE; v++)
+                vf_store(out + (size_t)r * ldo + j + (size_t)v * LANES, s[r][v]);
+    }
+}
+
+/* Scores of a row's first n positions of the block become weights, those of the others 0. */
+static void soften(work *w, size_t row, size_t n, size_t pad) {
+    float *score = w->weights + row * POSITIONS;
+    float most = w->most[row], sum = 0;
+    for (size_t i = 0; i < n; i++)
+        most = score[i] > most ? score[i] : most;
+    for (size_t i = 0; i < POSITIONS; i++)
+        score[i] = i < n ? pvr_exp(score[i] - most) : 0.0f;
+    for (size_t i = 0; i < POSITIONS; i++)
+        sum += score[i];
+    if (most > w->most[row]) {
+        const float shrink = pvr_exp(w->most[row] - most);
+        float *sums = w->sums + row * pad;
+        for (size_t d = 0; d < pad; d++)
+            sums[d] *= shrink;
+        w->total[row] *= shrink;
+        w->most[row] = most;
+    }
+    w->total[row] += sum;
+}
+
+static void load_block(work *w, const uint16_t *k, const uint16_t *v, size_t n, size_t dim, size_t pad) {
+    float row[LANES];
+    if (n < POSITIONS) {
+        memset(w->keys, 0, dim * POSITIONS * sizeof(float));
+        memset(w->values, 0, POSITIONS * pad * sizeof(float));
+    }
+    for (size_t p = 0; p < n; p++, k += dim, v += dim)
+        for (size_t d = 0; d < dim; d += LANES) {
+            const size_t count = dim - d < LANES ? dim - d : LANES;
+            vf_store(row, vf_half_n(k + d, count));
+            for (size_t i = 0; i < count; i++)
+                w->keys[(d + i) * POSITIONS + p] = row[i];
+            vf_store(w->values + p * pad + d, vf_half_n(v + d, count));
+        }
+}
+
+PVR_OP(attention_prefill) {
+    const uint32_t *params = call->buf[0];
+    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2], ctx = call->push[3];
+    const float scale = pvr_push_f32(call, 4);
+    const size_t tokens = params[PVR_N_TOKENS], pos0 = params[PVR_POS0];
+    const size_t each = heads / kv_heads, width = heads + 2 * kv_heads;
+    const size_t pad = (dim + LANES * WIDE - 1) / (LANES * WIDE) * (LANES * WIDE);
+    const size_t head_groups = (each + TOGETHER - 1) / TOGETHER;
+    const size_t token_groups = (tokens + TOKENS - 1) / TOKENS;
+    const float *qkv = call->buf[1];
+    float *out = call->buf[4];
+
+    const size_t floats = (work_floats(dim, pad) + 15) & ~(size_t)15;
+    float *scratch = pvr_scratch(team, floats * (size_t)team->n * sizeof(float));
+    if (!scratch)
+        return;
+    work w;
+    w.keys = scratch + floats * (size_t)team->tid;
+    w.values = w.keys + dim * POSITIONS;
+    w.q = w.values + POSITIONS * pad;
+    w.sums = w.q + ROWS * dim;
+    w.weights = w.sums + ROWS * pad;
+    memset(w.values, 0, POSITIONS * pad * sizeof(float)); /* what lies between dim and pad stays 0 */
+
+    const size_t units = kv_heads * head_groups * token_groups;
+    for (size_t u = (size_t)team->tid; u < units; u += (size_t)team->n) {
+        const size_t first = u / (kv_heads * head_groups) * TOKENS;
+        const size_t kv = u % (kv_heads * head_groups) / head_groups, h0 = u % head_groups * TOGETHER;
+        const size_t n_tokens = tokens - first < TOKENS ? tokens - first : TOKENS;
+        const size_t n_heads = each - h0 < TOGETHER ? each - h0 : TOGETHER;
+        const size_t head = kv * each + h0, rows = n_tokens * n_heads;
+        const size_t all_rows = (rows + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+
+        memset(w.q, 0, all_rows * dim * sizeof(float));
+        memset(w.sums, 0, all_rows * pad * sizeof(float));
+        for (size_t r = 0; r < rows; r++) {
+            const float *q = qkv + ((first + r / n_heads) * width + head + r % n_heads) * dim;
+            for (size_t d = 0; d < dim; d++)
+                w.q[r * dim + d] = q[d] * scale;
+        }
+        for (size_t r = 0; r < all_rows; r++) {
+            w.most[r] = -3e38f;
+            w.total[r] = 0;
+        }
+        const size_t limit = pos0 + first + n_tokens; /* positions that the last token attends to */
+        for (size_t p0 = 0; p0 < limit; p0 += POSITIONS) {
+            const size_t n = limit - p0 < POSITIONS ? limit - p0 : POSITIONS, at = (kv * ctx + p0) * dim;
+            load_block(&w, (const uint16_t *)call->buf[2] + at, (const uint16_t *)call->buf[3] + at, n, dim, pad);
+            for (size_t r = 0; r < all_rows; r += AT_ONCE)
+                product(w.q + r * dim, dim, w.keys, POSITIONS, dim, POSITIONS, w.weights + r * POSITIONS, POSITIONS,
+                        0);
+            for (size_t r = 0; r < all_rows; r++) {
+                const size_t end = pos0 + first + r / n_heads + 1;
+                soften(&w, r, r >= rows || end <= p0 ? 0 : end - p0 < n ? end - p0 : n, pad);
+            }
+            for (size_t r = 0; r < all_rows; r += AT_ONCE)
+                product(w.weights + r * POSITIONS, POSITIONS, w.values, pad, n, pad, w.sums + r * pad, pad, 1);
+        }
+        for (size_t r = 0; r < rows; r++) {
+            float *o = out + ((first + r / n_heads) * heads + head + r % n_heads) * dim;
+            for (size_t d = 0; d < dim; d++)
+                o[d] = w.sums[r * pad + d] / w.total[r];
+        }
+    }
+}

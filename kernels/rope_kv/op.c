@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Heads of tokens are shared out over the team. */
+#include "lanes.h"
+
+static void rotate(float *x, const float *cos_sin, size_t half, int neox) {
+    for (size_t j = 0; j < half; j++) {
+        float *a = neox ? x + j : x + 2 * j, *b = neox ? a + half : a + 1;
+        const float c = cos_sin[2 * j], s = cos_sin[2 * j + 1], u = *a, v = *b;
+        *a = u * c - v * s;
+        *b = u * s + v * c;
+    }
+}
+
+PVR_OP(rope_kv) {
+    const uint32_t *params = call->buf[0];
+    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2], ctx = call->push[3];
+    const size_t rope_dims = call->push[4], width = heads + 2 * kv_heads;
+    const int neox = call->push[5] != 0;
+    const float *table = call->buf[2];
+    size_t begin, end;
+    pvr_split(team, params[PVR_N_TOKENS] * width, &begin, &end);
+    for (size_t i = begin; i < end; i++) {
+        const size_t head = i % width, pos = params[PVR_POS0] + i / width;
+        float *x = (float *)call->buf[1] + i * dim;
+        if (head < heads + kv_heads)
+            rotate(x, table + pos * rope_dims, rope_dims / 2, neox);
+        if (head < heads)
+            continue;
+        const size_t kv = head - heads;
+        uint16_t *cache = kv < kv_heads ? (uint16_t *)call->buf[3] + (kv * ctx + pos) * dim
+                                        : (uint16_t *)call->buf[4] + ((kv - kv_heads) * ctx + pos) * dim;
+        for (size_t d = 0; d < dim; d++)
+            cache[d] = pvr_to_half(x[d]);
+    }
+}

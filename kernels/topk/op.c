@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stage 0: blocks are shared out over the team; the 64th key of a block is found by bisection over its bits (counting
+ * vectorises), then whatever lies above, and of the equals the first, is sorted. Stage 1: one thread merges the lists
+ * with a heap of their heads. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "lanes.h"
+
+enum { TOP = 64, BLOCK = 1024, RECORD = 2 * TOP + 2 };
+#define NONE 0xffffffffu
+#define LEAST 0xff800000u /* -inf */
+
+typedef struct entry {
+    uint32_t key, id;
+} entry;
+
+/* Unsigned keys in the order of the floats: 0 nothing, 1 NaN, then -inf to +inf with one zero. */
+PVR_INLINE uint32_t key_of(uint32_t bits) {
+    uint32_t positive = bits == 0x80000000u ? 0 : bits;
+    uint32_t key = positive ^ ((uint32_t)((int32_t)positive >> 31) | 0x80000000u);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 1 : key;
+}
+
+PVR_INLINE float value_of(uint32_t key) { return pvr_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+static inline int before(entry a, entry b) { return a.key > b.key || (a.key == b.key && a.id < b.id); }
+
+static int compare(const void *a, const void *b) {
+    const entry *x = a, *y = b;
+    return before(*x, *y) ? -1 : 1;
+}
+
+static void blockwise(const uint32_t *logits, uint32_t first, size_t n, uint32_t *record) {
+    uint32_t keys[BLOCK], most = 0;
+    for (size_t i = 0; i < n; i++)
+        keys[i] = key_of(logits[first + i]);
+    for (size_t i = n; i < BLOCK; i++)
+        keys[i] = 0;
+    for (size_t i = 0; i < BLOCK; i++)
+        most = keys[i] > most ? keys[i] : most;
+
+    uint32_t limit = 0; /* the greatest key that at least TOP keys reach */
+    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
+        uint32_t count = 0;
+        for (size_t i = 0; i < BLOCK; i++)
+            count += keys[i] >= (limit | bit);
+        if (count >= TOP)
+            limit |= bit;
+    }
+    entry chosen[TOP];
+    size_t n_chosen = 0;
+    for (uint32_t i = 0; i < BLOCK; i++)
+        if (keys[i] > limit)
+            chosen[n_chosen++] = (entry){keys[i], i};
+    for (uint32_t i = 0; n_chosen < TOP; i++)
+        if (keys[i] == limit)
+            chosen[n_chosen++] = (entry){limit, i};
+    qsort(chosen, TOP, sizeof *chosen, compare);
+    for (size_t i = 0; i < TOP; i++) {
+        record[2 * i] = chosen[i].key ? first + chosen[i].id : NONE;
+        record[2 * i + 1] = chosen[i].key ? logits[first + chosen[i].id] : LEAST;
+    }
+
+    const float top = most > 1 ? value_of(most) : pvr_float(LEAST);
+    float sums[LANES] = {0};
+    for (size_t i = 0; i < BLOCK; i += LANES)
+        for (size_t j = 0; j < LANES; j++) {
+            uint32_t key = keys[i + j];
+            float weight = key == most ? 1.0f : pvr_exp(value_of(key) - top);
+            sums[j] += key > 1 ? weight : 0.0f;
+        }
+    record[2 * TOP] = pvr_bits(top);
+    record[2 * TOP + 1] = pvr_bits(vf_sum(vf_load(sums)));
+}
+
+/* Lets entry i of a heap of list heads sink to its place. */
+static void sink(entry *heap, uint32_t *list, size_t n, size_t i) {
+    for (;;) {
+        size_t child = 2 * i + 1;
+        if (child >= n)
+            return;
+        if (child + 1 < n && before(heap[child + 1], heap[child]))
+            child++;
+        if (before(heap[i], heap[child]))
+            return;
+        entry e = heap[i];
+        uint32_t l = list[i];
+        heap[i] = heap[child];
+        list[i] = list[child];
+        heap[child] = e;
+        list[child] = l;
+        i = child;
+    }
+}
+
+static void merge(const uint32_t *part, size_t blocks, uint32_t *out, void *scratch) {
+    entry *heap = scratch;
+    uint32_t *list = (uint32_t *)(heap + blocks), *head = list + blocks;
+    float top = pvr_float(LEAST), sum = 0;
+    for (size_t b = 0; b < blocks; b++) {
+        float most = pvr_float(part[b * RECORD + 2 * TOP]);
+        top = most > top ? most : top;
+    }
+    for (size_t b = 0; b < blocks; b++) {
+        float most = pvr_float(part[b * RECORD + 2 * TOP]);
+        sum += pvr_float(part[b * RECORD + 2 * TOP + 1]) * (most == top ? 1.0f : pvr_exp(most - top));
+    }
+    out[2 * TOP] = pvr_bits(top);
+    out[2 * TOP + 1] = pvr_bits(sum > 0 ? top + logf(sum) : top);
+
+    for (size_t b = 0; b < blocks; b++) {
+        const uint32_t *record = part + b * RECORD;
+        heap[b] = (entry){record[0] == NONE ? 0 : key_of(record[1]), record[0]};
+        list[b] = (uint32_t)b;
+        head[b] = 0;
+    }
+    for (size_t i = blocks / 2; i-- > 0;)
+        sink(heap, list, blocks, i);
+    for (size_t i = 0; i < TOP; i++) {
+        const uint32_t from = list[0];
+        const uint32_t *record = part + from * RECORD + 2 * head[from];
+        out[2 * i] = heap[0].id;
+        out[2 * i + 1] = heap[0].id == NONE ? LEAST : record[1];
+        if (heap[0].id == NONE)
+            continue; /* all that is left is nothing */
+        head[from]++;
+        record += 2;
+        if (head[from] < TOP && record[0] != NONE)
+            heap[0] = (entry){key_of(record[1]), record[0]};
+        else
+            heap[0] = (entry){0, NONE};
+        sink(heap, list, blocks, 0);
+    }
+}
+
+PVR_OP(topk) {
+    const size_t v = call->push[0], blocks = (v + BLOCK - 1) / BLOCK;
+    if (call->push[1] == 0) {
+        size_t begin, end;
+        pvr_split(team, blocks, &begin, &end);
+        for (size_t b = begin; b < end; b++) {
+            size_t n = v - b * BLOCK < BLOCK ? v - b * BLOCK : BLOCK;
+            blockwise(call->buf[1], (uint32_t)(b * BLOCK), n, (uint32_t *)call->buf[2] + b * RECORD);
+        }
+        return;
+    }
+    void *scratch = pvr_scratch(team, blocks * 16);
+    if (scratch && team->tid == 0)
+        merge(call->buf[2], blocks, call->buf[3], scratch);
+}

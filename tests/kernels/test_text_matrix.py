@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""matvec, matmul and embed in every weight format, on every instruction set and the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import kernels
+from kernels import weights
+from kernels.contract import FORMATS
+from tests.kernels.harness import Runner
+
+FMTS = ["q4", "q8", "f16"]
+Floats = npt.NDArray[Any]
+
+
+def random_weights(fmt: str, n: int, k: int, seed: int) -> weights.Words:
+    """Any bits that an importer may bring, -128 and negative scales too."""
+    rng = np.random.default_rng(seed)
+    scale, low = (rng.normal(size=(n, k // 32)).astype(np.float16) for _ in range(2))
+    if fmt == "f16":
+        return weights.pack_f16(rng.normal(size=(n, k)))
+    if fmt == "q8":
+        return weights.pack_q8_parts(scale, rng.integers(-128, 128, (n, k)).astype(np.int8))
+    return weights.pack_q4_parts(scale, low, rng.integers(0, 16, (n, k), dtype=np.uint8))
+
+
+def rounded(x: Floats) -> tuple[Floats, Floats]:
+    """Activations as the CPU rounds them (kernels/include/weights.h), and half a step for each
+    element."""
+    blocks = x.astype(np.float64).reshape(*x.shape[:-1], -1, 32)
+    step = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+    q = np.rint(np.divide(blocks, step, out=np.zeros_like(blocks), where=step > 0))
+    return (q * step).reshape(x.shape), (blocks * 0 + step).reshape(x.shape) / 2
+
+
+def product(
+    runner: Runner, op: str, fmt: str, n: int, k: int, tokens: int, **more: int
+) -> tuple[Floats, Floats]:
+    """Runs matvec or matmul into a y of NaN (or numbers, to add to); checks it and gives y before
+    and after."""
+    rng = np.random.default_rng(n * 7 + k + tokens)
+    chunk = more.pop("chunk", tokens)
+    ldy = more.pop("ldy", n)
+    push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": 0, "y0": 0, **more}
+    if op == "matmul":
+        push["ldy"] = ldy
+    packed = random_weights(fmt, n, k, seed=n + k)
+    x = rng.normal(size=(chunk, k)).astype(np.float32)
+    x[0, : k // 2] *= 30
+    x[-1, :32] = 0
+    y = rng.normal(size=(chunk, ldy)).astype(np.float32)
+    if not push["accumulate"]:
+        y[:] = np.nan
+    arrays = {"w": packed, "x": x, "y": y}
+    got = runner.run(op, fmt, push, arrays, params=(tokens, 0, 0), tokens=chunk)["y"]
+
+    w = weights.unpack(fmt, packed, n, k).astype(np.float64)
+    used, y0 = x[:tokens].astype(np.float64), push["y0"]
+    want = y.astype(np.float64)
+    window = want[:tokens, y0 : y0 + n]
+    base = window.copy() if push["accumulate"] else 0.0
+    size = np.abs(used) @ np.abs(w).T  # what float32 sums may be wrong by is a part of it
+    if fmt == "f16" or not runner.isa:
+        window[:] = base + used @ w.T
+        bound = 2e-6 * size
+    else:
+        step_sum, step = rounded(used)
+        window[:] = base + step_sum @ w.T
+        # Against the rounded activations all is exact but for a tie here and there; against the
+        # true ones the error is at most half a step for each, and far less in sum.
+        bound = 2e-6 * size + 1e-3 * step @ np.abs(w).T
+        true_error = np.abs(window - base - used @ w.T)
+        assert (true_error <= step @ np.abs(w).T + 1e-9).all()
+    outside = np.ones(y.shape, bool)
+    outside[:tokens, y0 : y0 + n] = False
+    np.testing.assert_array_equal(got[outside], y[outside], "wrote outside of its rows and tokens")
+    error = np.abs(got[:tokens, y0 : y0 + n] - window)
+    assert (error <= bound + 1e-5).all(), f"off by {error.max()} (allowed {bound.min()})"
+    return y, got
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (37, 96), (130, 576), (64, 1536)])
+def test_matvec(runner: Runner, fmt: str, n: int, k: int) -> None:
+    product(runner, "matvec", fmt, n, k, 1)
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+def test_matvec_adds_and_leaves_the_rest(runner: Runner, fmt: str) -> None:
+    product(runner, "matvec", fmt, 45, 128, 1, accumulate=1, y0=64, ldy=160)
+    product(runner, "matvec", fmt, 45, 128, 1, accumulate=0, y0=16, ldy=90)
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 9, 16, 33])
+def test_matmul(runner: Runner, fmt: str, tokens: int) -> None:
+    product(runner, "matmul", fmt, 37, 96, tokens)
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+def test_matmul_adds_and_leaves_the_rest(runner: Runner, fmt: str) -> None:
+    product(runner, "matmul", fmt, 45, 128, 7, chunk=24, accumulate=1, y0=64, ldy=160)
+    product(runner, "matmul", fmt, 32, 64, 11, chunk=16, accumulate=0, y0=16, ldy=50)
+    product(runner, "matmul", fmt, 200, 576, 17, chunk=32)
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+def test_matvec_is_the_same_on_any_number_of_threads(fmt: str) -> None:
+    from engine.backends import cpu
+
+    rng = np.random.default_rng(9)
+    arrays = {
+        "w": random_weights(fmt, 77, 256, 4),
+        "x": rng.normal(size=256).astype(np.float32),
+        "y": np.zeros(77, np.float32),
+    }
+    push = {"fmt": FORMATS[fmt], "n": 77, "k": 256, "accumulate": 0, "y0": 0}
+    results = []
+    for threads in (1, 3, 8):
+        backend = cpu.CpuBackend(threads=threads)
+        results.append(Runner(backend).run("matvec", fmt, push, arrays)["y"])
+        backend.close()
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+def test_embed_takes_the_rows_of_its_shard(runner: Runner, fmt: str) -> None:
+    n, k = 50, 96
+    table = random_weights(fmt, n, k, seed=6)
+    ids = np.array([16, 0, 15, 65, 66, 40, 0xFFFFFFFF, 17], np.uint32)
+    out = np.full((8, k), np.nan, np.float32)
+    push = {"fmt": FORMATS[fmt], "k": k, "row0": 16, "rows": n}
+    arrays = {"ids": ids, "table": table, "out": out}
+    got = runner.check_op("embed", fmt, push, arrays, params=(6,), tokens=8)["out"]
+    assert np.isnan(got[[1, 2, 4, 6, 7]]).all()
+    w = weights.unpack(fmt, table, n, k)
+    np.testing.assert_allclose(got[[0, 3, 5]], w[[0, 49, 24]], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["matvec", "matmul"])
+def test_no_axis_has_more_groups_than_a_device_allows(op: str) -> None:
+    contract = kernels.op(op)
+    n = 5_000_000
+    for variant in contract.variants:
+        push = {"fmt": 0, "n": n, "k": 32, "tokens": 100}
+        x, y, z = contract.groups(push, variant)
+        assert max(x, y, z) <= 65535
+        assert x * (y if op == "matvec" else z) * variant.workgroup[0] >= n

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rmsnorm, swiglu and topk on every instruction set and the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kernels.topk.op import RECORD_WORDS, TOP, part_nbytes
+from tests.kernels.harness import Runner
+
+Floats = npt.NDArray[np.float32]
+
+
+@pytest.mark.parametrize("k", [32, 36, 96, 576, 2048])
+@pytest.mark.parametrize("tokens", [1, 3, 7])
+def test_rmsnorm(runner: Runner, k: int, tokens: int) -> None:
+    rng = np.random.default_rng(k)
+    x = rng.normal(size=(8, k)).astype(np.float32) * 10
+    x[0] *= 1e-4
+    arrays = {
+        "x": x,
+        "w": rng.normal(size=k).astype(np.float32),
+        "y": np.full((8, k), np.nan, np.float32),
+    }
+    push = {"k": k, "eps": 1e-5, "last": 0}
+    got = runner.check_op("rmsnorm", "base", push, arrays, params=(tokens, 0, 0), tokens=8)["y"]
+    assert np.isnan(got[tokens:]).all()
+    push["last"] = 1
+    got = runner.check_op("rmsnorm", "base", push, arrays, params=(tokens, 0, 5), tokens=8)["y"]
+    assert np.isnan(got[1:]).all()
+
+
+@pytest.mark.parametrize("f", [4, 60, 64, 100, 1536])
+def test_swiglu(runner: Runner, f: int) -> None:
+    rng = np.random.default_rng(f)
+    gu = rng.normal(size=(5, 2 * f)).astype(np.float32) * 8
+    gu[0, :4] = [-1000, 1000, 0, -87.9]
+    arrays = {"gu": gu, "h": np.full((5, f), np.nan, np.float32)}
+    got = runner.check_op("swiglu", "base", {"f": f}, arrays, params=(3,), tokens=5)["h"]
+    assert np.isnan(got[3:]).all()
+
+
+def top64(runner: Runner, logits: Floats) -> tuple[npt.NDArray[np.uint32], Floats, Floats]:
+    """Ids, logits, (max, log-sum-exp) after both stages; each stage is checked against the
+    reference."""
+    v = len(logits)
+    part = np.zeros(part_nbytes(v) // 4, np.uint32)
+    arrays: dict[str, Any] = {
+        "logits": logits,
+        "part": part,
+        "out": np.full(RECORD_WORDS, 0x7FC00000, np.uint32),
+    }
+    for stage in (0, 1):
+        arrays = {**arrays, **_checked(runner, arrays, {"v": v, "stage": stage})}
+    out = arrays["out"]
+    records = out[: 2 * TOP].reshape(TOP, 2)
+    return (
+        records[:, 0].copy(),
+        np.ascontiguousarray(records[:, 1]).view(np.float32),
+        out[2 * TOP :].view(np.float32),
+    )
+
+
+def _checked(runner: Runner, arrays: dict[str, Any], push: dict[str, int]) -> dict[str, Any]:
+    """Records have to be equal to the last bit, sums nearly."""
+    from tests.kernels.harness import reference
+
+    want = reference("topk", push, arrays)
+    got = runner.run("topk", "base", push, arrays)
+    name = "out" if push["stage"] else "part"
+    a, b = (x[name].reshape(-1, RECORD_WORDS) for x in (got, want))
+    np.testing.assert_array_equal(a[:, : 2 * TOP + 1], b[:, : 2 * TOP + 1])
+    np.testing.assert_allclose(
+        a[:, 2 * TOP + 1].copy().view(np.float32),
+        b[:, 2 * TOP + 1].copy().view(np.float32),
+        rtol=1e-5,
+    )
+    return got
+
+
+@pytest.mark.parametrize("v", [1, 63, 64, 65, 1023, 1024, 1025, 5000, 49152])
+def test_topk(runner: Runner, v: int) -> None:
+    logits = np.random.default_rng(v).normal(size=v).astype(np.float32) * 5
+    ids, values, (top, lse) = top64(runner, logits)
+    order = np.argsort(-logits, kind="stable")[:TOP]
+    np.testing.assert_array_equal(ids[: len(order)], order)
+    np.testing.assert_array_equal(values[: len(order)], logits[order])
+    assert (ids[len(order) :] == 0xFFFFFFFF).all()
+    assert top == logits.max()
+    exact = np.log(np.exp(logits.astype(np.float64) - top).sum()) + top
+    assert lse == pytest.approx(exact, abs=1e-4)
+
+
+def test_topk_takes_the_lower_id_of_equals(runner: Runner) -> None:
+    logits = np.random.default_rng(4).integers(-3, 4, 3000).astype(np.float32)
+    logits[logits == 0] = np.where(np.arange((logits == 0).sum()) % 2, 0.0, -0.0)
+    ids, _, _ = top64(runner, logits)
+    np.testing.assert_array_equal(ids, np.argsort(-logits, kind="stable")[:TOP])
+    ids, _, _ = top64(runner, np.zeros(2000, np.float32))
+    np.testing.assert_array_equal(ids, np.arange(TOP))
+    zeros = np.where(np.arange(70) % 3, -0.0, 0.0).astype(np.float32)
+    ids, _, _ = top64(runner, zeros)
+    np.testing.assert_array_equal(ids, np.arange(TOP))
+
+
+def test_topk_never_takes_nan_before_a_number(runner: Runner) -> None:
+    logits = np.full(2100, np.nan, np.float32)
+    logits[1::2] = -np.nan
+    logits[[7, 1500, 2099]] = [-np.inf, 3.0, -1e30]
+    ids, values, (top, _) = top64(runner, logits)
+    assert list(ids[:4]) == [1500, 2099, 7, 0]
+    assert np.isnan(values[3:]).all()
+    assert top == 3.0
+    logits[12] = np.inf
+    ids, _, (top, _) = top64(runner, logits)
+    assert list(ids[:2]) == [12, 1500]
+    assert top == np.inf
+    ids, values, (top, lse) = top64(runner, np.full(1100, np.nan, np.float32))
+    np.testing.assert_array_equal(ids, np.arange(TOP))
+    assert (top, lse) == (-np.inf, -np.inf)
