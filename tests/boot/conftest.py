@@ -45,7 +45,7 @@ def root(*command: str | Path, timeout: float = 60.0, check: bool = True) -> str
     return done.stdout
 
 
-def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
     """Asks again and again until it is so.
 
     Raises:
@@ -55,6 +55,12 @@ def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """wait_until, for tests."""
+    return wait_until
 
 
 def release() -> tuple[str, str]:

@@ -49,7 +49,7 @@ def test_workers_end_with_pvrd_and_sockets_are_its_own() -> None:
         service = (TREE / f"systemd/pvrd-worker-{kind}@.service").read_text()
         socket = (TREE / f"systemd/pvrd-worker-{kind}.socket").read_text()
         assert "StopPropagatedFrom=pvrd.service" in service
-        assert f"--kind {kind} --fd 3" in service
+        assert f"/pvrd-worker --kind {kind}\n" in service
         for line in (f"ListenSequentialPacket=/run/pvrd/worker-{kind}.socket", "Accept=yes",
                      "SocketMode=0600", "SocketUser=pvrd", "PartOf=pvrd.service"):
             assert line in socket

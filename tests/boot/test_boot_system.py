@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pvrd on a booted system: real systemd, bus and polkit, an unprivileged user as its client.
+
+The tests are steps of one story and run in the order of this file, in one container.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.boot
+
+TREE = Path(__file__).resolve().parents[2]
+UNITS = ("pvrd.service", "pvrd-worker-gpu@.service", "pvrd-worker-cpu@.service")
+PROMPT = "xyzzy plugh, said nobody to the journal"
+WIDTH, HEIGHT, FRAMES = 36, 20, 3
+
+
+def tiny_llama(path: Path) -> None:
+    """A llama of two layers with random weights (seeded): what it writes is noise, but a text."""
+    rng = np.random.default_rng(0)
+    hidden, ffn, heads, vocab = 64, 128, 4, 320
+    w = gguf.GGUFWriter(path, "llama")
+    w.add_context_length(2048)
+    w.add_embedding_length(hidden)
+    w.add_block_count(2)
+    w.add_feed_forward_length(ffn)
+    w.add_head_count(heads)
+    w.add_head_count_kv(heads // 2)
+    w.add_rope_dimension_count(hidden // heads)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_vocab_size(vocab)
+    w.add_tokenizer_model("llama")
+    letters = [b"<0x%02X>" % i for i in range(256)]
+    words = [b"w%d" % i for i in range(vocab - 259)]
+    w.add_token_list([b"<unk>", b"<s>", b"</s>", *letters, *words])
+    w.add_token_scores([0.0] * vocab)
+    w.add_token_types([2, 3, 3] + [6] * 256 + [1] * (vocab - 259))
+    w.add_bos_token_id(1)
+    w.add_eos_token_id(2)
+    shapes = {"token_embd": (vocab, hidden), "output": (vocab, hidden)}
+    for i in range(2):
+        block = {"attn_q": (hidden, hidden), "attn_output": (hidden, hidden),
+                 "attn_k": (hidden // 2, hidden), "attn_v": (hidden // 2, hidden),
+                 "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
+        for norm in ("attn_norm", "ffn_norm"):
+            w.add_tensor(f"blk.{i}.{norm}.weight", np.ones(hidden, np.float32))
+    w.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+    for name, (rows, columns) in shapes.items():
+        data = rng.standard_normal((rows, columns)) / np.sqrt(columns)
+        w.add_tensor(f"{name}.weight", data.astype(np.float16))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def clip() -> bytes:
+    """A short y4m stream of a moving gradient."""
+    out = [f"YUV4MPEG2 W{WIDTH} H{HEIGHT} F25:1 Ip A1:1 C420mpeg2\n".encode()]
+    ramp = np.add.outer(np.arange(HEIGHT), np.arange(WIDTH))
+    chroma = np.full((HEIGHT // 2, WIDTH // 2), 128, np.uint8).tobytes() * 2
+    for i in range(FRAMES):
+        out.append(b"FRAME\n" + ((ramp * 3 + 8 * i) % 200 + 16).astype(np.uint8).tobytes() + chroma)
+    return b"".join(out)
+
+
+@pytest.fixture(scope="module")
+def installed(machine):
+    """The container with pvrd installed by `make install` from wheels that this machine builds."""
+    wheels = machine.folder / "wheels"
+    subprocess.run(
+        [TREE / "tools/install/wheels", TREE, wheels, "0", TREE / ".venv/bin/python"],
+        stdin=subprocess.DEVNULL, check=True, timeout=600)
+    said = machine.text("make", "-C", "/mnt/tree", "install", "WHEELS=/mnt/share/wheels")
+    assert "systemctl enable --now pvrd.service" in said
+    tiny_llama(machine.folder / "tiny.gguf")
+    return machine
+
+
+def workers(machine, kind: str = "cpu") -> list[str]:
+    """The names of the worker units that run."""
+    return [line.split()[0] for line in machine.text(
+        "systemctl", "list-units", "--plain", "--no-legend", "--state=running",
+        f"pvrd-worker-{kind}@*.service").splitlines()]
+
+
+def restarted(machine, before: int) -> bool:
+    """Is pvrd active, restarted once since then?"""
+    return (int(machine.show("NRestarts")), machine.show("ActiveState")) == (before + 1, "active")
+
+
+def generate(count: int) -> list[str]:
+    return ["pvrctl", "--json", "generate", "--model", "tiny", "--raw", "--temp", "0",
+            "-n", str(count), PROMPT]
+
+
+def test_active_means_that_the_name_answers(installed) -> None:
+    installed.run("systemctl", "enable", "--now", "pvrd.service")
+    assert installed.show("ActiveState") == "active"
+    assert installed.answers()
+    for _ in range(2):
+        installed.run("systemctl", "restart", "pvrd.service")
+        assert installed.answers()
+    installed.run("systemctl", "stop", "pvrd.service")
+    assert not installed.answers()
+    assert workers(installed) == []
+
+
+def test_first_call_starts_it_and_status_reads_well(installed, until) -> None:
+    until("the CPU serves", lambda: installed.ctl("status")["state"] == "cpu")
+    assert installed.show("ActiveState") == "active"
+    assert "CPU" in installed.run("pvrctl", "status", user="tester").stdout.decode()
+    assert installed.run("pvrctl", "doctor", user="tester", check=False).returncode in (0, 1)
+
+
+def test_polkit_keeps_models_from_users_and_gives_them_to_root(installed) -> None:
+    add = ["pvrctl", "models", "add", "/mnt/share/tiny.gguf", "--name", "tiny"]
+    refused = installed.run(*add, user="tester", check=False)
+    assert refused.returncode == 4, refused.stderr
+    installed.run(*add)
+    assert "tiny" in [model["name"] for model in installed.ctl("models")]
+
+
+def test_user_generates(installed) -> None:
+    answer = installed.ctl(*generate(24)[2:])
+    assert answer["device"] == "cpu"
+    assert 0 < len(answer["token_ids"]) <= 24
+    assert answer["restarts"] == 0
+
+
+def test_user_enlarges(installed) -> None:
+    done = installed.run("pvrctl", "upscale", "-", "-", user="tester", stdin=clip())
+    header, _, frames = done.stdout.partition(b"\n")
+    assert {f"W{2 * WIDTH}".encode(), f"H{2 * HEIGHT}".encode()} <= set(header.split())
+    assert len(frames) == FRAMES * (len(b"FRAME\n") + 4 * WIDTH * HEIGHT * 3 // 2)
+
+
+def test_killed_worker_is_replaced_and_the_text_goes_on(installed, until) -> None:
+    whole = installed.ctl(*generate(1500)[2:])
+    before = workers(installed)
+    assert len(before) == 1
+    plain = [word for word in generate(1500) if word != "--json"]
+    with subprocess.Popen(
+        installed.argv(*plain, user="tester"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    ) as job:
+        assert job.stdout
+        first = job.stdout.read(1)
+        installed.run("systemctl", "kill", "--signal=KILL", *before)
+        text = first + job.stdout.read()
+        assert job.wait(60) == 0
+    assert text.decode().removesuffix("\n") == whole["text"].removesuffix("\n")
+    until("another worker runs", lambda: workers(installed) not in ([], before))
+
+
+def test_killed_daemon_comes_back(installed, until) -> None:
+    pid, restarts = installed.show("MainPID"), int(installed.show("NRestarts"))
+    old = workers(installed)
+    installed.run("systemctl", "kill", "--signal=STOP", *old)  # as if hung: it sees no end of file
+    installed.run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "pvrd.service")
+    until("pvrd is back", lambda: restarted(installed, restarts))
+    assert installed.show("MainPID") != pid
+    assert installed.answers()
+    until("the hung worker is gone", lambda: not set(old) & set(workers(installed)))
+    assert installed.ctl(*generate(8)[2:])["device"] == "cpu"
+
+
+def test_silent_daemon_is_restarted_by_its_watchdog(installed, until) -> None:
+    restarts = int(installed.show("NRestarts"))
+    installed.run("systemctl", "kill", "--kill-who=main", "--signal=STOP", "pvrd.service")
+    until("pvrd is back", lambda: restarted(installed, restarts))
+    assert installed.ctl(*generate(8)[2:])["device"] == "cpu"
+    assert "Watchdog timeout" in installed.journal("--unit=pvrd.service")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_exposure_on_the_system_is_small(installed, unit: str) -> None:
+    said = installed.text("systemd-analyze", "security", "--no-pager", unit)
+    figure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
+    assert figure
+    assert float(figure[1]) <= 1.5, said
+
+
+def test_stop_is_clean(installed) -> None:
+    installed.run("systemctl", "stop", "pvrd.service")
+    assert installed.show("Result") == "success"
+    assert workers(installed) == []
+
+
+def test_journal_holds_no_traceback_and_no_prompt(installed) -> None:
+    said = installed.journal("--all", "--output=export")
+    assert "pvrd" in said
+    assert "Traceback" not in said
+    assert PROMPT not in said
+    assert "xyzzy" not in said
+    assert "code=dumped" not in said
+
+
+def test_uninstall_leaves_nothing(installed) -> None:
+    installed.run("make", "-C", "/mnt/tree", "uninstall", "PURGE=1")
+    left = installed.text("find", "/", "-xdev", "-iname", "*pvrd*", "-not", "-path", "/proc/*")
+    assert left == ""
+    assert installed.run("getent", "passwd", "pvrd", check=False).returncode == 2
