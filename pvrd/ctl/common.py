@@ -35,6 +35,35 @@ def client(args: argparse.Namespace) -> Iterator[Client]:
         ) from error
 
 
+def global_options() -> argparse.ArgumentParser:
+    """A parser with the global options, to be a parent of every other: they may stand anywhere."""
+    import argparse
+
+    shared = argparse.ArgumentParser(add_help=False)
+    group = shared.add_argument_group("global options")
+    group.add_argument(
+        "--bus",
+        default=argparse.SUPPRESS,
+        metavar="user|system|ADDRESS",
+        help="the bus of the daemon (default: $PVRD_BUS, else system if pvrd is there, else user)",
+    )
+    group.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="output for programs"
+    )
+    return shared
+
+
+def actions(parser: argparse.ArgumentParser, **helps: str) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a command's own commands: name -> parser; `action` will be the name."""
+    inner = parser.add_subparsers(dest="action", metavar="|".join(helps))
+    return {
+        name: inner.add_parser(
+            name, help=text, description=text, parents=[global_options()], allow_abbrev=False
+        )
+        for name, text in helps.items()
+    }
+
+
 def at_least(low: int) -> Callable[[str], int]:
     """A type for argparse: an integer from `low` on."""
 

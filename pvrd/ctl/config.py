@@ -15,15 +15,13 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl config`."""
-    actions = parser.add_subparsers(dest="action", metavar="get|set")
-    get = actions.add_parser(
-        "get", help="the values in force (what `config` alone does)", allow_abbrev=False
+    actions = common.actions(
+        parser,
+        get="the values in force (what `config` alone does)",
+        set="change values, at once and kept over restarts",
     )
-    get.add_argument("keys", nargs="*", metavar="SECTION.KEY")
-    change = actions.add_parser(
-        "set", help="change values, at once and kept over restarts", allow_abbrev=False
-    )
-    change.add_argument("pairs", nargs="+", metavar="SECTION.KEY=VALUE")
+    actions["get"].add_argument("keys", nargs="*", metavar="SECTION.KEY")
+    actions["set"].add_argument("pairs", nargs="+", metavar="SECTION.KEY=VALUE")
 
 
 def run(args: argparse.Namespace) -> int:

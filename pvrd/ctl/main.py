@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from pvrd import __version__
-from pvrd.ctl import errors
+from pvrd.ctl import common, errors
 
 if TYPE_CHECKING:
     import argparse
@@ -38,17 +38,7 @@ def parser_for(command: str) -> argparse.ArgumentParser:
     """The parser of one command, global options included, or of none: the overall help."""
     import argparse
 
-    shared = argparse.ArgumentParser(add_help=False)
-    group = shared.add_argument_group("global options")
-    group.add_argument(
-        "--bus",
-        default=argparse.SUPPRESS,
-        metavar="user|system|ADDRESS",
-        help="the bus of the daemon (default: $PVRD_BUS, else system if pvrd is there, else user)",
-    )
-    group.add_argument(
-        "--json", action="store_true", default=argparse.SUPPRESS, help="output for programs"
-    )
+    shared = common.global_options()
     if command:
         module = importlib.import_module(f"pvrd.ctl.{command}")
         parser = argparse.ArgumentParser(

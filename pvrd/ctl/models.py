@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
-import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from pvrd.ctl import common, errors, output
@@ -18,9 +16,13 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl models`."""
-    actions = parser.add_subparsers(dest="action", metavar="list|add|remove")
-    actions.add_parser("list", help="the models that pvrd knows (what `models` alone does)")
-    add = actions.add_parser("add", help="copy a model file into pvrd's store", allow_abbrev=False)
+    actions = common.actions(
+        parser,
+        list="the models that pvrd knows (what `models` alone does)",
+        add="copy a model file into pvrd's store",
+        remove="remove a model that was added",
+    )
+    add, remove = actions["add"], actions["remove"]
     add.add_argument("file", metavar="FILE", help="a GGUF or pvrm file")
     add.add_argument("--name", help="the name to give it (default: from the file's name)")
     add.add_argument("--licence", help="the model's licence, to be shown by `models`")
@@ -28,7 +30,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--replace", action="store_true", help="in place of the model that has this name"
     )
-    remove = actions.add_parser("remove", help="remove a model that was added", allow_abbrev=False)
     remove.add_argument("name", metavar="NAME")
 
 
@@ -78,21 +79,10 @@ def _say(args: argparse.Namespace, record: dict[str, Any], sentence: str) -> Non
 
 
 def name_for(file: str) -> str:
-    """A model's name made of a file's name: lower case, without accents, other characters as `-`.
+    """A model's name made of a file's name, as pvrd itself names a loose file."""
+    from pvrd.models import slug
 
-    Raises:
-        CtlError: nothing of the name is left; then it has to be given.
-    """
-    stem = os.path.splitext(os.path.basename(file))[0].lower()
-    ascii_only = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
-    name = re.sub(r"[^a-z0-9._]+", "-", ascii_only).strip("-._")[:64].rstrip("-._")
-    if not name:
-        raise errors.CtlError(
-            "No name can be made of the file's name; give one with --name.",
-            errors.USAGE,
-            "InvalidArgument",
-        )
-    return name
+    return slug(os.path.splitext(os.path.basename(file))[0])
 
 
 def _add(args: argparse.Namespace) -> int:

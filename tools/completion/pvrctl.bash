@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Completion of pvrctl for bash.
+
+_pvrctl_models() {
+    pvrctl "${buses[@]}" models --json 2>/dev/null | tr '{' '\n' | sed -n 's/.*"name": "\([^"]*\)".*/\1/p'
+}
+
+_pvrctl() {
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command='' action='' i buses=()
+    local jobs='--device --model --priority'
+    local text="$jobs -n --max-tokens --temp --top-k --top-p --min-p --seed --stop --system --context"
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+            --bus) buses=(--bus "${COMP_WORDS[i + 1]}"); ((i++)) ;;
+            -*) ;;
+            *) if [[ -z $command ]]; then command=${COMP_WORDS[i]}; elif [[ -z $action ]]; then action=${COMP_WORDS[i]}; fi ;;
+        esac
+    done
+    case $before in
+        --bus) mapfile -t COMPREPLY < <(compgen -W 'user system' -- "$word"); return ;;
+        --device) mapfile -t COMPREPLY < <(compgen -W 'auto gpu cpu' -- "$word"); return ;;
+        --format) mapfile -t COMPREPLY < <(compgen -W 'y4m png jpeg' -- "$word"); return ;;
+        --model) mapfile -t COMPREPLY < <(compgen -W "$(_pvrctl_models)" -- "$word"); return ;;
+    esac
+    local options='--bus --json --help' words=''
+    case $command in
+        '') options+=' --version'; words='status devices models generate chat upscale config stats doctor' ;;
+        devices) options+=' -v --verbose' ;;
+        generate) options+=" $text --raw --top5" ;;
+        chat) options+=" $text" ;;
+        upscale) options+=" $jobs --scale --tile --overlap --format" ;;
+        models)
+            case $action in
+                '') words='list add remove' ;;
+                add) options+=' --name --licence --origin --replace' ;;
+                remove) words=$(_pvrctl_models) ;;
+            esac ;;
+        config)
+            case $action in
+                '') words='get set' ;;
+                *) words=$(pvrctl "${buses[@]}" config get 2>/dev/null | sed 's/ = .*//') ;;
+            esac ;;
+    esac
+    if [[ $word == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
+    elif [[ $command == upscale || $command == models && $action == add ]]; then
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+        compopt -o filenames 2>/dev/null
+    else
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+    fi
+}
+
+complete -F _pvrctl pvrctl
