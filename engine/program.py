@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Program: kernel calls over planned buffers, lowered for one target, recorded once and replayed."""
+"""A Program: kernel calls over planned buffers, lowered for a target, recorded once, replayed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 
 from kernels.contract import Groups
 
-# weight: lives in the compiled model, shared by all executables of a WeightSet
-# params: the parameter words, written by the host before a slice
-# input/output: written/read by the host; state: kept from slice to slice (KV cache); scratch: within a slice
+# weight: lives in the compiled model, shared by all executables of a WeightSet params: the
+# parameter words, written by the host before a slice input/output: written/read by the host; state:
+# kept from slice to slice (KV cache); scratch: within a slice
 Kind = Literal["weight", "params", "input", "output", "state", "scratch"]
 
 
@@ -34,7 +34,9 @@ class Binding:
 
 @dataclass(frozen=True)
 class Call:
-    """One dispatch. `bindings` are bindings 1.. of the contract; binding 0 is always the params buffer."""
+    """One dispatch. `bindings` are bindings 1.. of the contract; binding 0 is always the params
+    buffer.
+    """
 
     op: str
     variant: str
@@ -45,7 +47,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """Buffers and named sequences of calls. A slice runs one or more sequences in one submission or C call.
+    """Buffers and named sequences of calls. A slice runs one or more sequences in one submission or
+    C call.
 
     The params buffer is called "params". Every call sees all writes of the calls before it.
     """

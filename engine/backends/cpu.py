@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU as a device: Programs become arrays of C structs; a slice is one call into libpvrkernels.so.
+"""The CPU as a device: Programs become arrays of C structs; a slice is one call into
+libpvrkernels.so.
 
-The library has every operation for every instruction set and picks the best at load (PVRD_ISA lowers it). ctypes
-releases the GIL around the call. Weights stay views of what the caller mapped.
+The library has every operation for every instruction set and picks the best at load (PVRD_ISA
+lowers it). ctypes releases the GIL around the call. Weights stay views of what the caller mapped.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _STATUS = {
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    # Idle threads of a team sleep soon: the next slice may be seconds away, and other programs want the CPU.
+    # Idle threads of a team sleep soon: the next slice may be seconds away, and other programs want
+    # the CPU.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     lib = ctypes.CDLL(str(kernels.artifacts() / "libpvrkernels.so"))
     lib.pvr_op_index.argtypes = [ctypes.c_char_p]
@@ -140,7 +142,9 @@ class CpuWeights:
 
 
 class HostExecutable:
-    """Buffers of a Program in host memory, with the host's side of them: shared by the CPU and the null backend."""
+    """Buffers of a Program in host memory, with the host's side of them: shared by the CPU and the
+    null backend.
+    """
 
     def __init__(self, counters: dict[str, int], program: Program, weights: CpuWeights) -> None:
         try:
@@ -164,7 +168,8 @@ class HostExecutable:
             except MemoryError as e:
                 need = sum(b.nbytes for b in own)
                 raise OutOfMemory(
-                    f"{need} bytes are needed beside the weights; {buf.nbytes} bytes for {buf.name!r} are not there"
+                    f"{need} bytes are needed beside the weights; "
+                    f"{buf.nbytes} bytes for {buf.name!r} are not there"
                 ) from e
 
     def view(self, name: str) -> Array:
@@ -237,14 +242,13 @@ class CpuExecutable(HostExecutable):
         return out
 
     def run(self, *sequences: str) -> RunStats:
+        self.view("params")  # a closed executable runs nothing
         calls = self._slices.get(sequences)
         if calls is None:
             if missing := [s for s in sequences if s not in self._encoded]:
                 raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
             calls = np.concatenate([np.zeros(0, _CALL), *(self._encoded[s] for s in sequences)])
             self._slices[sequences] = calls
-        if self._buffers is None:
-            raise InvalidArgument("the executable is closed")
         started = time.perf_counter()
         status = _library().pvr_run(calls.ctypes.data, len(calls), self._threads)
         wall = time.perf_counter() - started

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU is taken and why not the others; what a device must have for a SPIR-V. No driver call in here."""
+"""Which GPU is taken and why not the others; what a device must have for a SPIR-V. No driver call
+in here.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ SUBGROUP_FEATURES = (
 
 
 class NoDevice(PvrError):
-    """No GPU is usable. `code` is one word for programs (docs/architecture.md, the hello), the text for people."""
+    """No GPU is usable. `code` is one word for programs (docs/architecture.md, the hello), the text
+    for people.
+    """
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -66,7 +70,9 @@ class NoDevice(PvrError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A physical device as the loader lists it. `kind` is discrete, integrated, virtual, cpu or other."""
+    """A physical device as the loader lists it. `kind` is discrete, integrated, virtual, cpu or
+    other.
+    """
 
     index: int
     kind: str
@@ -77,7 +83,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A device that was looked at; `code` is "" for those that could be used, `chosen` marks the one that is."""
+    """A device that was looked at; `code` is "" for those that could be used, `chosen` marks the
+    one that is.
+    """
 
     candidate: Candidate
     chosen: bool
@@ -143,7 +151,8 @@ def why_none(verdicts: Sequence[Verdict], dri: Path = Path("/dev/dri")) -> NoDev
 
 
 def misfit(entry: Mapping[str, Any], limits: Limits, features: frozenset[str]) -> str:
-    """Why a compiled variant (an entry of kernels.manifest()) must not be handed to a driver; "" when it may.
+    """Why a compiled variant (an entry of kernels.manifest()) must not be handed to a driver; ""
+    when it may.
 
     Some drivers never return from compiling what they cannot do, so nothing is left to them.
     """
@@ -194,7 +203,8 @@ class MemoryPlan:
 
 
 def plan_memory(types: Sequence[MemoryType], force_staging: bool = False) -> MemoryPlan:
-    """Unified when the largest device-local heap is also visible to the host (integrated GPUs, resizable BAR).
+    """Unified when the largest device-local heap is also visible to the host (integrated GPUs,
+    resizable BAR).
 
     Raises:
         NoDevice: the device has no coherent host-visible memory, which Vulkan promises.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that computes nothing, or slowly and surely with the numpy references. For tests of what lies above."""
+"""A device that computes nothing, or slowly and surely with the numpy references. For tests of what
+lies above.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from engine.program import Call, Program
 
 
 class NullExecutable(HostExecutable):
-    """Runs nothing; with `reference`, each call's numpy reference. `lost` is asked before each slice."""
+    """Runs nothing; with `reference`, each call's numpy reference. `lost` is asked before each
+    slice.
+    """
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class NullExecutable(HostExecutable):
     def run(self, *sequences: str) -> RunStats:
         if missing := [s for s in sequences if s not in self.program.sequences]:
             raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
-        self.view("params")  # closed executables run nothing
+        self.view("params")  # a closed executable runs nothing
         self._counters["submissions"] += 1
         if self._lost():
             raise DeviceLost("the null device was told to report loss")
@@ -59,7 +63,9 @@ class NullExecutable(HostExecutable):
 
 
 class NullBackend:
-    """`reference`: compute with numpy. `lose_at`: the n-th submission (from 1) reports device loss; 0 never."""
+    """`reference`: compute with numpy. `lose_at`: the n-th submission (from 1) reports device loss;
+    0 never.
+    """
 
     def __init__(
         self, reference: bool = False, lose_at: int = 0, limits: Limits | None = None

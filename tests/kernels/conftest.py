@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check_op` and `runner`: a kernel test that takes one runs once on each instruction set and on the GPU."""
+"""`check_op` and `runner`: a kernel test that takes one runs once on each instruction set and on
+the GPU.
+"""
 
 from __future__ import annotations
 

@@ -103,11 +103,13 @@ class Runner:
         tokens: int = 1,
         tolerance: float | tuple[float, float] = 1e-5,
     ) -> dict[str, Array]:
-        """Runs the call and compares each written binding with the reference; gives what the backend wrote.
+        """Runs the call and compares each written binding with the reference; gives what the
+        backend wrote.
 
-        `arrays` has the contents before the call by binding name, outputs too (fill them with something that
-        shows, such as NaN). `params` are the parameter words from the first on; without it n_tokens is `tokens`.
-        Integers have to be equal; floats equal within `tolerance` (absolute, relative), NaN where NaN is wanted.
+        `arrays` has the contents before the call by binding name, outputs too (fill them with
+        something that shows, such as NaN). `params` are the parameter words from the first on;
+        without it n_tokens is `tokens`. Integers have to be equal; floats equal within `tolerance`
+        (absolute, relative), NaN where NaN is wanted.
         """
         want = reference(op, push, arrays, params, tokens)
         got = self.run(op, variant, push, arrays, params, tokens)
@@ -118,7 +120,9 @@ class Runner:
             label = f"{op}.{variant} on {self.isa or self.backend.info.name}: {bind.name}"
             a, b = got[bind.name], want[bind.name]
             if a.dtype.kind == "f":
-                with np.errstate(invalid="ignore"):  # any bit pattern may be there, signalling NaN too
+                with np.errstate(
+                    invalid="ignore"
+                ):  # any bit pattern may be there, signalling NaN too
                     a, b = a.astype(np.float64), b.astype(np.float64)
                 np.testing.assert_allclose(a, b, rtol, atol, err_msg=label)
             else:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vulkan 1.2 as far as compute needs it: instance, device, memory, pipelines, recordings, submissions.
+"""Vulkan 1.2 as far as compute needs it: instance, device, memory, pipelines, recordings,
+submissions.
 
-The only file that imports `vulkan`. What that package needs from us: a struct that another points to has to stay in
-a local until the call returns, since nesting by value drops the references; sizes are never VK_WHOLE_SIZE, which is
--1 there and overflows; result codes that it does not know come out as KeyError.
+The only file that imports `vulkan`. What that package needs from us: a struct that another points
+to has to stay in a local until the call returns, since nesting by value drops the references; sizes
+are never VK_WHOLE_SIZE, which is -1 there and overflows; result codes that it does not know come
+out as KeyError.
 """
 
 from __future__ import annotations
@@ -172,7 +174,9 @@ def _compute_family(pd: Any) -> int | None:
 
 
 def _features(pd: Any) -> tuple[set[str], tuple[Any, ...]]:
-    """Our names of the features that are there, and structs that enable just those: the first heads the chain."""
+    """Our names of the features that are there, and structs that enable just those: the first heads
+    the chain.
+    """
     v12 = vk.VkPhysicalDeviceVulkan12Features()
     v11 = vk.VkPhysicalDeviceVulkan11Features(pNext=v12)
     core = vk.VkPhysicalDeviceFeatures2(pNext=v11)
@@ -249,7 +253,9 @@ class Dispatch:
 
 
 class Device:
-    """A VkDevice with one queue and one fence. All that it makes goes to the given stack, or is freed by close()."""
+    """A VkDevice with one queue and one fence. All that it makes goes to the given stack, or is
+    freed by close().
+    """
 
     def __init__(self, pd: Any, info: DeviceInfo) -> None:
         self.info = info
@@ -405,7 +411,9 @@ class Device:
         params: Placed,
         wanted: Sequence[tuple[Layout, Sequence[tuple[Placed, int, int]]]],
     ) -> list[Any]:
-        """A descriptor set for each of `wanted`: a layout, and (buffer, offset, bytes) for binding 1 and up."""
+        """A descriptor set for each of `wanted`: a layout, and (buffer, offset, bytes) for binding
+        1 and up.
+        """
         if not wanted:
             return []
         dev = self._dev
@@ -436,7 +444,8 @@ class Device:
                 for b, offset, nbytes in ranges
             ]
             keep.append(infos)
-            # A write of several descriptors goes on over the bindings that follow, since they are alike.
+            # A write of several descriptors goes on over the bindings that follow, since they are
+            # alike.
             for first, kind, some in ((0, uniform_type, [uniform]), (1, storage_type, infos)):
                 if some:
                     writes.append(

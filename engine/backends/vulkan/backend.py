@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Vulkan backend: Programs are recorded once and replayed.
 
-A slice is one submission of the command buffers of its sequences and one wait for a fence, with a deadline.
+A slice is one submission of the command buffers of its sequences and one wait for a fence, with a
+deadline.
 """
 
 from __future__ import annotations
@@ -226,7 +227,9 @@ class VulkanExecutable:
 
 
 class Hazards:
-    """Which calls of a sequence need a barrier: those that meet what was written, or write what was read, since."""
+    """Which calls of a sequence need a barrier: those that meet what was written, or write what was
+    read, since.
+    """
 
     def __init__(self) -> None:
         self._written: list[Range] = []
@@ -255,10 +258,10 @@ def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
 class VulkanBackend:
     """A GPU, opened.
 
-    `allow_software` admits devices of type CPU, `want` names one device (uuid or part of the name), `deadline_s`
-    bounds a submission (0: 10 s, 30 s on a software device). `lose_at` makes the n-th submission since opening, and
-    all after it, report device loss (0: none); it may be set at any time. `force_staging` treats the device as one
-    whose memory the host cannot see.
+    `allow_software` admits devices of type CPU, `want` names one device (uuid or part of the name),
+    `deadline_s` bounds a submission (0: 10 s, 30 s on a software device). `lose_at` makes the n-th
+    submission since opening, and all after it, report device loss (0: none); it may be set at any
+    time. `force_staging` treats the device as one whose memory the host cannot see.
 
     Raises:
         NoDevice: none is usable; the code says why.
@@ -422,7 +425,9 @@ class VulkanBackend:
                 raise DeviceLost(self._lost) from e
 
     def _release(self, stack: ExitStack) -> None:
-        """Destroys handles, unless a hung submission may still use them: then the end of the process has to."""
+        """Destroys handles, unless a hung submission may still use them: then the end of the
+        process has to.
+        """
         with self._lock:
             if self._pending:
                 try:
