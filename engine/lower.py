@@ -113,11 +113,9 @@ class _Lowering:
             "lookup": self._lookup, "rms_norm": self._rms_norm, "linear": self._linear, "rope_kv": self._rope_kv,
             "attend": self._attend, "swiglu": self._swiglu, "topk": self._topk,
         }  # fmt: skip
+        if left := {n.op for n in self._graph.nodes} - set(emit):
+            raise BadModel(f"The graph's {min(left)} was not fused; no kernel does it alone.")
         for node in self._graph.nodes:
-            if node.op not in emit:
-                raise BadModel(
-                    f"The graph's {node.op} was not fused, and there is no kernel for it alone."
-                )
             emit[node.op](node)
         meta: dict[str, int | str] = {
             "chunk": self._chunk, "context": self._context, "vocab": int(self._graph.attrs["vocab"])
@@ -165,7 +163,7 @@ class _Lowering:
         tile = weight_nbytes(w) // -(-w.shape[0] // packing.ROWS)
         most = self._device.limits.max_storage_range // (4 * tile) * SHARD_ROWS
         if most == 0:
-            raise OutOfMemory(f"A row of the matrix {w.name} is larger than the device can bind.")
+            raise OutOfMemory(f"64 rows of the matrix {w.name} are larger than the device can bind.")
         if w.shape[0] <= most:
             yield Binding(w.name), 0, w.shape[0]
             return

@@ -136,7 +136,8 @@ class _Mask:
                 break
             content = hidden
         # Templates often trim, so the edges are those of the text without white space, too.
-        for text in (content, content.strip()):
+        for trimmed in (False, True):
+            text = content.strip() if trimmed else content
             if text and self._joins(text):
                 at = content.index(text)
                 content = self._hide_edges(content, at, at + len(text))
@@ -275,7 +276,12 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         """A call; of the methods of texts those that cannot make much of little."""
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if name in ("format", "format_map"):
+            raise jinja2.exceptions.SecurityError("formatting is not allowed")
         if isinstance(owner, str):
+            # What Jinja passes on to functions that want a context.
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
             if name not in _STR_METHODS:
                 raise jinja2.exceptions.SecurityError(f"str.{name} is not allowed")
             if name == "replace":

@@ -38,7 +38,7 @@ def write_model(path: Path, kind: str, shape: Shape | None = None, seed: int = 0
     """Writes the model; `extra` are keys of the file with `__` for dots. Returns the path."""
     s = shape or Shape()
     rng = np.random.default_rng(seed)
-    w = gguf.GGUFWriter(path, "llama")
+    w = gguf.GGUFWriter(path, extra.pop("general__architecture", "llama"))
     w.add_name("tiny")
     w.add_context_length(s.context)
     w.add_embedding_length(s.hidden)
@@ -55,7 +55,7 @@ def write_model(path: Path, kind: str, shape: Shape | None = None, seed: int = 0
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(s.scaling)
     w.add_layer_norm_rms_eps(1e-5)
-    w.add_tokenizer_model("llama")
+    w.add_tokenizer_model(extra.pop("tokenizer__ggml__model", "llama"))
     words = [f"w{i}".encode() for i in range(s.vocab - 259)]
     w.add_token_list([b"<unk>", b"<s>", b"</s>"] + [b"<0x%02X>" % i for i in range(256)] + words)
     w.add_token_scores([0.0] * s.vocab)

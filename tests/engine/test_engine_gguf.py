@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GGUF reader and importer on good, odd and hostile files: one sentence, never a traceback, hang or flood."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from engine.errors import BadModel, PvrError, UnsupportedModel
+from engine.importers import ggml
+from engine.importers.gguf import Gguf
+from engine.text.model import compiled_model, inspect, prepare
+from kernels import weights
+
+
+@contextmanager
+def opened(data: bytes) -> Iterator[int]:
+    fd = os.memfd_create("gguf")
+    os.write(fd, data)
+    yield fd
+    os.close(fd)
+
+
+def check(data: bytes) -> None:
+    """The whole way of a file to a compiled model."""
+    with opened(data) as fd:
+        prepare(fd)
+
+
+def string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def front(tensors: int, keys: int, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys)
+
+
+def test_metadata_and_tensors(tiny_q8: Path) -> None:
+    fd = os.open(tiny_q8, os.O_RDONLY)
+    file = Gguf(fd)
+    reader = gguf.GGUFReader(tiny_q8)
+    assert set(file.tensors) == {t.name for t in reader.tensors}
+    assert file.int("llama.embedding_length") == 64
+    assert file.text("general.name") == "tiny"
+    for t in reader.tensors:
+        mine = file.tensors[t.name]
+        assert mine.nbytes == t.n_bytes
+        assert file.read(mine, 0, mine.shape[0]).tobytes() == t.data.tobytes()
+    os.close(fd)
+
+
+@pytest.mark.parametrize("kind", list(ggml.TYPES))
+def test_types_are_exact(kind: str) -> None:
+    """What is packed equals what the gguf package makes of the same bytes; halves round where they have to."""
+    rng = np.random.default_rng(1)
+    t, q = ggml.TYPES[kind], gguf.GGMLQuantizationType[kind]
+    raw = gguf.quants.quantize(rng.standard_normal((40, 96), dtype=np.float32), q)
+    truth = gguf.quants.dequantize(raw, q)
+    flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+    words = ggml.pack_rows(t, flat, 40, 96, "x")
+    got = weights.unpack(t.format, words, 40, 96)
+    if t.format == "f16":
+        np.testing.assert_allclose(got, truth, rtol=1e-3, atol=1e-7)
+    else:
+        np.testing.assert_allclose(got, truth, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
+def test_values_that_are_no_numbers(kind: str) -> None:
+    t = ggml.TYPES[kind]
+    raw = np.full(16 * ggml.row_bytes(t, 32), 0xFF, np.uint8)  # NaN in every float type
+    with pytest.raises(UnsupportedModel, match="blk"):
+        ggml.pack_rows(t, raw, 16, 32, "blk.0")
+
+
+def test_cut_anywhere(tiny_q8: Path) -> None:
+    good = tiny_q8.read_bytes()
+    check(good)
+    rng = np.random.default_rng(2)
+    cuts = {*range(0, 400, 7), *rng.integers(0, len(good), 150).tolist(), len(good) - 1}
+    for size in sorted(cuts):
+        with pytest.raises(BadModel):
+            check(good[:size])
+
+
+def test_damaged_anywhere(tiny_q8: Path) -> None:
+    """Random bytes in the description: it loads or gives a sentence, quickly and in little memory."""
+    good = tiny_q8.read_bytes()
+    with opened(good) as fd:
+        end = min(t.offset for t in Gguf(fd).tensors.values())
+    rng = np.random.default_rng(3)
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused = 0
+    for _ in range(600):
+        data = bytearray(good)
+        for at in rng.integers(0, end, rng.integers(1, 4)):
+            data[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.integers(0, 256)])
+        try:
+            check(bytes(data))
+        except PvrError as e:
+            refused += 1
+            assert str(e).endswith(".")
+            assert "\n" not in str(e)
+    assert refused > 200
+    assert time.process_time() - began < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GGUF",
+        b"not a model at all, but long enough to look like one",
+        front(1 << 62, 0) + bytes(64),
+        front(0, 1 << 62) + bytes(64),
+        front(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 8, 1 << 61) + bytes(64),
+        front(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 6, 1 << 62) + bytes(64),
+        front(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 9, 2) + bytes(64),
+        front(0, 1) + string(b"k") + struct.pack("<IQ", 8, (1 << 64) - 1) + bytes(64),
+        front(0, 1) + struct.pack("<Q", 1 << 40) + bytes(64),
+        front(0, 1) + string(b"\xff\xfe") + struct.pack("<II", 4, 1),
+        front(0, 1) + string(b"k") + struct.pack("<II", 77, 1) + bytes(64),
+        front(0, 2) + (string(b"k") + struct.pack("<II", 4, 1)) * 2,
+        front(1, 0) + string(b"t") + struct.pack("<IQQQIQ", 3, 1 << 40, 1 << 40, 1 << 40, 0, 0),
+        front(1, 0) + string(b"t") + struct.pack("<I", 1 << 31) + bytes(64),
+        front(1, 0) + string(b"t") + struct.pack("<IQIQ", 1, 0, 0, 0),
+        front(1, 0) + string(b"t") + struct.pack("<IQIQ", 1, 33, 8, 0) + bytes(200),
+        front(1, 0) + string(b"t") + struct.pack("<IQIQ", 1, 32, 0, 1 << 63) + bytes(200),
+        front(2, 0) + (string(b"t") + struct.pack("<IQIQ", 1, 8, 0, 0)) * 2 + bytes(200),
+        front(2, 0)
+        + string(b"t")
+        + struct.pack("<IQIQ", 1, 16, 0, 0)
+        + string(b"u")
+        + struct.pack("<IQIQ", 1, 16, 0, 32)
+        + bytes(200),
+    ],
+)
+def test_hostile_files(data: bytes) -> None:
+    with pytest.raises(BadModel, match=r"^The .*\.$"):
+        check(data)
+
+
+def test_sparse_file_of_strings_is_refused_early(tmp_path: Path) -> None:
+    """A file with holes of terabytes is no reason to allocate: the description has a bound."""
+    path = tmp_path / "sparse.gguf"
+    path.write_bytes(front(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 8, 1 << 30))
+    os.truncate(path, 1 << 40)
+    fd = os.open(path, os.O_RDONLY)
+    with pytest.raises(BadModel, match=r"longer than the file|strings"):
+        Gguf(fd)
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"general__architecture": "qwen2"}, "qwen2"),
+        ({"llama__rope__scaling__type": "yarn"}, "yarn"),
+        ({"llama__expert_count": 8}, "mixture of experts"),
+        ({"tokenizer__ggml__model": "bert"}, "bert"),
+        ({"split__count": 3}, "split"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, tiny: Any, change: dict[str, Any], sentence: str
+) -> None:
+    path = tiny.write(tmp_path / "m.gguf", "F16", **change)
+    with pytest.raises(UnsupportedModel, match=sentence):
+        check(path.read_bytes())
+
+
+def test_an_unknown_type_is_named_with_its_tensor() -> None:
+    data = front(1, 0) + string(b"blk.0.x") + struct.pack("<IQIQ", 1, 256, 12, 0) + bytes(200)
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.x has the type Q4_K"):
+        check(data)
+
+
+def test_big_endian_and_old_versions() -> None:
+    with pytest.raises(UnsupportedModel, match="big-endian"):
+        check(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
+    with pytest.raises(UnsupportedModel, match="version 1"):
+        check(front(0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    "options", [{"kv_heads": 3}, {"rope_dims": 64}, {"dim": 6, "rope_dims": 4}, {"hidden": 48}]
+)
+def test_impossible_dimensions(tmp_path: Path, tiny: Any, options: dict[str, Any]) -> None:
+    path = tiny.write(tmp_path / "m.gguf", "F16", tiny.shape(**options))
+    with pytest.raises((BadModel, UnsupportedModel)):
+        check(path.read_bytes())
+
+
+def test_inspect_reads_no_weights(tiny_q8: Path) -> None:
+    fd = os.open(tiny_q8, os.O_RDONLY)
+    info = inspect(fd)
+    os.close(fd)
+    assert info["arch"] == "llama"
+    assert info["context"] == 96
+    assert info["format"] == "q8"
+    assert info["layers"] == 2
+
+
+def test_cache_is_used_renewed_and_not_needed(tmp_path: Path, tiny_q8: Path, tiny: Any) -> None:
+    cache = str(tmp_path / "m.pvrm")
+    fd = os.open(tiny_q8, os.O_RDONLY)
+    compiled, reason = compiled_model(fd, cache)
+    assert reason == ""
+    made = os.stat(cache).st_ino
+    compiled_model(fd, cache)
+    assert os.stat(cache).st_ino == made
+    compiled_model(fd, cache, force=True)
+    assert os.stat(cache).st_ino != made
+    # Damaged: made again.
+    made = os.stat(cache).st_ino
+    with open(cache, "r+b") as f:
+        f.seek(20)
+        f.write(b"x")
+    compiled_model(fd, cache)
+    assert os.stat(cache).st_ino != made
+    # From another file: made again.
+    other = os.open(tiny.write(tmp_path / "o.gguf", "Q8_0", seed=5), os.O_RDONLY)
+    again, _ = compiled_model(other, cache)
+    assert again.metadata["source"] != compiled.metadata["source"]
+    # A compiled model is a source as well, and what cannot be kept is compiled into memory.
+    source = os.open(cache, os.O_RDONLY)
+    assert compiled_model(source, "")[0].metadata == again.metadata
+    in_memory, reason = compiled_model(fd, str(tmp_path / "no" / "m.pvrm"))
+    assert "cannot be written" in reason
+    assert in_memory.blob("l0.qkv.0").tobytes() == compiled.blob("l0.qkv.0").tobytes()
+    for f in (fd, other, source):
+        os.close(f)
