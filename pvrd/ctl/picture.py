@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from pvrd import fds
 from pvrd.ctl import common, errors, output
 from pvrd.y4m import write_all
 
@@ -40,11 +40,7 @@ def sealed_copy(source: int, seen: bytes) -> int:
                 )
             write_all(memory, [memoryview(piece)])
             piece = os.read(source, _PIECE)
-        fcntl.fcntl(
-            memory,
-            fcntl.F_ADD_SEALS,
-            fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL,
-        )
+        fds.seal(memory, fds.SEAL_SHRINK | fds.SEAL_GROW | fds.SEAL_WRITE | fds.SEAL_SEAL)
     except BaseException:
         os.close(memory)
         raise
