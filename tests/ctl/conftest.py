@@ -34,7 +34,6 @@ class Fake:
         self.address = f"unix:path={folder}/bus"
         self._folder = folder
         self._stack = ExitStack()
-        self.events: list[dict[str, Any]] = []
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "PVRD_BUS": self.address}
         self.env["PYTHONWARNINGS"] = "error"
         self.env.pop("PVRCTL_DEBUG", None)
@@ -59,13 +58,13 @@ class Fake:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def expect(self, event: str) -> dict[str, Any]:
-        """Reads what the daemon tells until it tells of `event`; everything is kept in `events`."""
+    def expect(self, event: str, **values: Any) -> dict[str, Any]:
+        """Reads what the daemon tells until it tells of `event` with these values."""
         assert self._daemon.stdout is not None
         for line in self._daemon.stdout:
-            self.events.append(json.loads(line))
-            if self.events[-1]["event"] == event:
-                return self.events[-1]
+            told: dict[str, Any] = json.loads(line)
+            if told.pop("event") == event and values.items() <= told.items():
+                return told
         raise AssertionError(f"the daemon ended without {event}")
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
