@@ -30,6 +30,11 @@ def samples(words: Array, bits: int) -> Array:
     return words.reshape(-1).view(np.uint8 if bits == 8 else np.dtype("<u2"))
 
 
+def floats(words: Array) -> F32:
+    """A buffer as float32, a view."""
+    return words.reshape(-1).view(np.float32)
+
+
 def clamped(at: int, count: int, size: int) -> npt.NDArray[np.int64]:
     """Indices at..at+count-1, held to 0..size-1: what lies outside repeats the border."""
     return np.clip(np.arange(at, at + count), 0, size - 1)

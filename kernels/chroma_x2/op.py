@@ -31,7 +31,7 @@ def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str
     src, dst = video.samples(buffers["src"], bits), video.samples(buffers["dst"], bits)
     src = src[: src.size // stride * stride].reshape(-1, stride)
     dst = dst[: dst.size // out_stride * out_stride].reshape(-1, out_stride)
-    filters = buffers["filters"].reshape(-1)[:100].reshape(4, 5, 5)
+    filters = video.floats(buffers["filters"])[:100].reshape(4, 5, 5)
     rows, cols = p[video.C_ROWS], p[video.C_WIDTH]
     iy = video.clamped(p[video.C_BAND_Y] - 2, rows + 4, p[video.C_HEIGHT]) - p[video.C_SRC_Y]
     ix = video.clamped(-2, cols + 4, cols)

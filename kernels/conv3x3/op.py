@@ -37,7 +37,7 @@ def _groups(push: Mapping[str, Any], variant: Variant) -> Groups:
 
 def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str, Any]) -> None:
     cin, cout, rows, xs = (push[k] for k in ("cin", "cout", "rows", "xs"))
-    x, y, w = (buffers[k].reshape(-1) for k in ("x", "y", "w"))
+    x, y, w = (video.floats(buffers[k]) for k in ("x", "y", "w"))
     taps = w[: cin * 9 * cout].reshape(cin, 3, 3, cout)
     bias, slope = w[cin * 9 * cout :][: 2 * cout].reshape(2, cout, 1)
     for tile in range(int(params[video.N_TILES])):

@@ -26,7 +26,7 @@ def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str
     rows, xs, halo = push["th"] + 2 * push["halo"], push["xs"], push["halo"]
     src = video.samples(buffers["src"], push["bits"])
     src = src[: src.size // stride * stride].reshape(-1, stride)
-    y = buffers["y"].reshape(-1)
+    y = video.floats(buffers["y"])
     iy = video.clamped(p[video.BAND_Y] - halo, rows, p[video.HEIGHT]) - p[video.SRC_Y]
     for tile in range(p[video.N_TILES]):
         ix = video.clamped((p[video.COL0] + tile) * push["tw"] - halo, xs, p[video.WIDTH])

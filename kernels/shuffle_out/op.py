@@ -28,8 +28,8 @@ def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str
     stride = push["stride"] * (4 if bits == 8 else 2)
     dst = video.samples(buffers["dst"], bits)
     dst = dst[: dst.size // stride * stride].reshape(-1, stride)
-    f, luma = buffers["f"].reshape(-1), buffers["luma"].reshape(-1)
-    base = buffers["base"].reshape(-1)[:100].reshape(4, 5, 5)
+    f, luma = video.floats(buffers["f"]), video.floats(buffers["luma"])
+    base = video.floats(buffers["base"])[:100].reshape(4, 5, 5)
     rows = min(th, p[video.HEIGHT] - p[video.BAND_Y])
     for tile in range(p[video.N_TILES]):
         x0 = (p[video.COL0] + tile) * tw
