@@ -74,13 +74,18 @@ def compile_variant(root: Path, contract: Contract, variant: Variant, out: Path)
     source = root / "kernels" / contract.name / "op.comp"
     x, y, z = variant.workgroup
     defines = {"PVR_WG_X": str(x), "PVR_WG_Y": str(y), "PVR_WG_Z": str(z), **variant.defines}
+    # Includes are an extension; glslang 12, Debian 12's, has no option that turns it on.
+    before, version, after = source.read_text().partition("#version 450\n")
+    line = f'#line {before.count(chr(10)) + 2} "{source}"\n'
+    include = f"#extension GL_GOOGLE_include_directive : require\n{line}"
+    whole = out.with_suffix(".comp")
+    whole.write_text(before + version + include + after)
     _run(
         "glslangValidator",
         *("--target-env", TARGET, "--quiet", "-S", "comp", f"-I{root / 'kernels' / 'include'}"),
         f"-I{source.parent}",
-        "-P#extension GL_GOOGLE_include_directive : require\n",
         *(f"-D{k}={v}" if str(v) else f"-D{k}" for k, v in defines.items()),
-        *("-o", str(out), str(source)),
+        *("-o", str(out), str(whole)),
     )
     _run("spirv-val", "--target-env", TARGET, str(out))
 

@@ -183,7 +183,7 @@ def run(*command: str) -> bool:
         return False
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           check=False)
-    if done.stderr.strip():
+    if done.returncode and done.stderr.strip():
         print(f"{' '.join(command)}: {done.stderr.strip()}", file=sys.stderr)
     return done.returncode == 0
 

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the project's own wheel with this Python's meson and the system's tools, without network.
+
+    own_wheel.py OUT     run in the project's folder; OUT is emptied and gets the wheel
+
+For `make install VENV=0`: distributions have meson long before they have a new meson-python.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+SITE = "/site"  # where meson installs to, below a staging folder
+
+
+def meson(*arguments: str | Path) -> None:
+    """Runs meson.
+
+    Raises:
+        SystemExit: it is not there or fails; its output says why.
+    """
+    command = [sys.executable, "-m", "mesonbuild.mesonmain", *map(str, arguments)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(
+            f"{done.stdout}\npvrd: the build with {sys.executable} failed. "
+            "VENV=0 needs of the system, by Debian's names: "
+            "meson, ninja-build, gcc, python3-numpy, glslang-tools, spirv-tools.")
+
+
+def main(argv: list[str]) -> int:
+    out = Path(argv[1]).resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    build, stage = out / "build", out / "stage"
+    native = out / "native.ini"
+    # The Python that builds is the one that will run it, whatever comes first in PATH.
+    native.write_text(f"[binaries]\npython = {sys.executable!r}\npython3 = {sys.executable!r}\n")
+    meson("setup", "--native-file", native, "--prefix", "/usr",
+          f"-Dpython.purelibdir={SITE}", f"-Dpython.platlibdir={SITE}", build)
+    meson("compile", "-C", build)
+    meson("install", "-C", build, "--no-rebuild", "--destdir", stage)
+
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    name, version = project["name"], project["version"]
+    info = f"{name}-{version}.dist-info"
+    scripts = "".join(f"{key} = {value}\n" for key, value in project["scripts"].items())
+    with zipfile.ZipFile(out / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path in sorted((stage / SITE.lstrip("/")).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                wheel.write(path, path.relative_to(stage / SITE.lstrip("/")))
+        wheel.writestr(f"{info}/METADATA",
+                       f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{scripts}")
+    for folder in (build, stage):
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
