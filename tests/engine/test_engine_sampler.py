@@ -49,7 +49,7 @@ def plain(logits: np.ndarray, s: Settings) -> np.ndarray:
     best = p[0]
     keep = [i for i, q in zip(order, p, strict=True) if i in keep and (q >= s.min_p * best)]
     out = np.zeros(len(logits))
-    out[keep] = np.exp((logits[keep] - logits[keep].max()) / s.temp)
+    out[keep] = np.exp((logits[keep] - logits[keep].max()) / s.temperature)
     return out / out.sum()
 
 
@@ -58,10 +58,10 @@ def plain(logits: np.ndarray, s: Settings) -> np.ndarray:
     [
         ({}, False),
         ({"top_k": 1}, False),
-        ({"top_k": 64, "min_p": 0.0, "top_p": 1.0, "temp": 1.5}, False),
+        ({"top_k": 64, "min_p": 0.0, "top_p": 1.0, "temperature": 1.5}, False),
         ({"top_k": 0, "top_p": 0.6}, False),
         ({"top_k": 0, "top_p": 1.0, "min_p": 0.3}, False),
-        ({"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temp": 0.7}, True),
+        ({"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 0.7}, True),
         ({"top_k": 100, "top_p": 0.9}, True),
         ({"top_k": 0, "top_p": 0.9999, "min_p": 0.0}, True),
     ],
@@ -71,7 +71,7 @@ def test_distribution(settings: dict[str, float], reads: bool) -> None:
     rng = np.random.default_rng(7)
     logits = rng.standard_normal(3000).astype(np.float32).astype(np.float64) * 2.5
     logits[rng.integers(0, 3000, 4)] += 7
-    s = Settings.parse({**settings, "seed": 3})
+    s = Settings.parse({"temperature": 0.8, **settings, "seed": 3})
     truth = plain(logits, s)
     best = Candidates.parse(record(logits))
     asked = []
@@ -93,7 +93,7 @@ def test_greedy_takes_the_lower_id() -> None:
     logits = np.zeros(2000, np.float32)
     logits[[1999, 1500, 30]] = 4.0
     best = Candidates.parse(record(logits))
-    assert sample(best, Settings(temp=0), 0, 2000, lambda: logits) == 30
+    assert sample(best, Settings(temperature=0), 0, 2000, lambda: logits) == 30
     assert best.top5()[:3] == [[30, 4.0], [1500, 4.0], [1999, 4.0]]
 
 
@@ -101,7 +101,7 @@ def test_a_vocabulary_smaller_than_the_record() -> None:
     logits = np.arange(10, dtype=np.float32)
     best = Candidates.parse(record(logits))
     assert len(best.ids) == 10
-    s = Settings.parse({"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temp": 50.0})
+    s = Settings.parse({"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 50.0})
 
     def never() -> np.ndarray:
         raise AssertionError("the candidates are everything")
@@ -131,9 +131,9 @@ def test_random_numbers_depend_on_seed_and_position_alone() -> None:
 
 
 def test_settings() -> None:
-    assert Settings.parse({}) == Settings(0.8, 40, 0.95, 0.05, 0, 512, (), False)
+    assert Settings.parse({}) == Settings(0.0, 40, 0.95, 0.05, 0, 256, (), False)
     assert Settings.parse({}, seed=9).seed == 9
-    s = Settings.parse({"stop": "x", "temp": 0, "device": "cpu", "top5": True})
+    s = Settings.parse({"stop": "x", "temperature": 0, "device": "cpu", "top5": True})
     assert s.stop == ("x",)
     assert s.top5
     assert Settings.parse({"stop": ["a", "b"]}).stop == ("a", "b")
@@ -142,10 +142,10 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"temp": -0.1},
-        {"temp": math.nan},
-        {"temp": "hot"},
-        {"temp": True},
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": "hot"},
+        {"temperature": True},
         {"top_k": -1},
         {"top_k": 1.5},
         {"top_p": 1.1},
@@ -158,7 +158,7 @@ def test_settings() -> None:
         {"stop": ["x" * 300]},
         {"stop": ["x"] * 40},
         {"top5": 1},
-        {"tempp": 1},
+        {"temperatures": 1},
     ],
     ids=str,
 )
