@@ -219,7 +219,9 @@ class Worker:
         self._models.load(received.message, received.take())
 
     def _on_unload(self, received: protocol.Received) -> None:
-        self._models.unload(str(received.message["model"]))
+        model = str(received.message["model"])
+        self._text.forget(model)
+        self._models.unload(model)
 
     def _on_text(self, received: protocol.Received) -> None:
         self._text.start(received.message, received.take())

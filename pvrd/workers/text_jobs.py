@@ -1,63 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text jobs: the journal is read, the prompt prefilled, the answer sent token by token.
 
-A job belongs to a session; the session keeps its KV state from job to job and runs one job at a time, in the
-order of arrival. A job of a predecessor goes on where pvrd's record ends: its ids are replayed, not sent again.
+A job belongs to a session. The session keeps its KV state from job to job and runs one job at a time, in the order of
+arrival. A predecessor's job goes on where pvrd's record ends: its ids are replayed, not sent again.
 """
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
-
-import numpy as np
+from typing import Any
 
 from engine.errors import InvalidArgument
-from engine.text.generate import Generation
+from engine.text import generate, journal
+from engine.text.generate import Event, Generation
+from engine.text.model import State, TextModel
 from pvrd.workers import protocol
 from pvrd.workers.models import Models
 from pvrd.workers.schedule import Scheduler, Task
 
 DEFAULT_PRIORITY = 5
+
 Send = Callable[[Mapping[str, Any]], None]
 
 
-@dataclass
 class Session:
-    """A session's KV state (made by its first job) and its jobs, the first of which runs."""
+    """A session: its KV state, made by its first job, and its jobs, of which the first runs."""
 
-    name: str
-    model: str = ""
-    context: int = 0
-    state: Any = None
-    jobs: deque[TextTask] = field(default_factory=deque)
+    def __init__(self, models: Models) -> None:
+        self.jobs: deque[TextTask] = deque()
+        self.model = ""
+        self.closing = False
+        self._models = models
+        self._asked = 0
+        self._state: State | None = None
+
+    def state(self, model: str, context: int) -> State:
+        """The state for this model and context (0: a default; at most what the model can do).
+
+        Raises:
+            UnknownModel, UnsupportedModel, OutOfMemory
+        """
+        if self._state is None or (self.model, self._asked) != (model, context):
+            self.forget()
+            loaded: TextModel = self._models.text(model)
+            self._state = loaded.state(min(context, int(loaded.info["context"])))
+            self._models.acquire(model)
+            self.model, self._asked = model, context
+        return self._state
 
     def forget(self) -> None:
         """Gives the KV memory back."""
-        if self.state is not None:
-            self.state.close()
-            self.state = None
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+            self._models.release(self.model)
 
 
 class TextTask:
     """One job, from its journal to its `text.end`."""
 
-    def __init__(self, models: Models, session: Session, message: Mapping[str, Any], journal: int,
-                 send: Send) -> None:
+    def __init__(
+        self, models: Models, session: Session, message: Mapping[str, Any], fd: int, send: Send
+    ) -> None:
+        """Reads the journal; `fd` stays the caller's.
+
+        Raises:
+            InvalidArgument: a damaged journal.
+            UnknownModel, UnsupportedModel
+        """
         self.job = str(message["job"])
+        self.session = session
         self.model = str(message["model"])
-        self._models = models
-        self._session = session
+        self._request, self._delivered = journal.read(fd, int(message.get("delivered", 0)))
+        settings = {**self._request.settings, **(message.get("settings") or {})}
+        self.priority = int(settings.get("priority", DEFAULT_PRIORITY))
+        self._context = int(settings.get("context") or 0)
         self._send = send
-        self._header, self._ids = read_journal(journal, int(message.get("delivered", 0)))
-        self._settings = {**self._header.get("settings", {}), **message.get("settings", {})}
-        self.priority = int(self._settings.get("priority", DEFAULT_PRIORITY))
-        self._next = len(self._ids)
-        self._acked = self._next
+        self._sent = self._acked = len(self._delivered)
         self._generation: Generation | None = None
+        self._models = models
+        models.text(self.model)
+        models.acquire(self.model)
 
     def subject(self) -> Mapping[str, str]:
         return {"job": self.job}
@@ -66,28 +90,99 @@ class TextTask:
         return None
 
     def ready(self) -> bool:
-        """It is this job's turn in its session and pvrd keeps up."""
-        return self._session.jobs[0] is self and self._next - self._acked < protocol.MAX_AHEAD
+        """It is its turn in the session, and pvrd keeps up."""
+        return self.session.jobs[0] is self and self._sent - self._acked < protocol.MAX_AHEAD
 
     def ack(self, n: int) -> None:
-        """pvrd has forwarded the first n tokens of the job."""
+        """pvrd has forwarded the first n tokens."""
         self._acked = max(self._acked, n)
 
+    def step(self) -> bool:
+        """One slice; False after `text.end`.
 
-def read_journal(fd: int, delivered: int) -> tuple[dict[str, Any], list[int]]:
-    """The header of a job and the ids of its first `delivered` tokens.
+        Raises:
+            ContextFull, InvalidArgument, BadModel, OutOfMemory, DeviceLost
+        """
+        if self._generation is None:
+            state = self.session.state(self.model, self._context)
+            self._generation = Generation(state, self._request, self._delivered)
+        self._tell(self._generation.step())
+        return not self._generation.finished
 
-    Raises:
-        InvalidArgument: no journal, or a shorter one.
-    """
-    try:
-        raw = protocol.read_all(fd)
-        line, newline, _ = raw.partition(b"\n")
-        header = json.loads(line)
-        start = -(-(len(line) + 1) // protocol.JOURNAL_ALIGN) * protocol.JOURNAL_ALIGN
-        ids = np.frombuffer(raw, "<i4", delivered, start) if delivered else np.empty(0, "<i4")
-    except (ValueError, protocol.ProtocolError):
-        raise InvalidArgument("The journal of the job is damaged.") from None
-    if not newline or not isinstance(header, dict):
-        raise InvalidArgument("The journal of the job is damaged.")
-    return cast(dict[str, Any], header), [int(i) for i in ids]
+    def cancel(self) -> None:
+        """Says `text.end` with the reason `cancelled`; the task is over."""
+        if self._generation is None:
+            stats = {"prefill_s": 0.0, "prefill_tokens": 0, "decode_s": 0.0, "decode_tokens": 0}
+            self._tell([generate.End("cancelled", "", stats)])
+        else:
+            self._tell(self._generation.cancel())
+
+    def close(self) -> None:
+        self._models.release(self.model)
+
+    def _tell(self, events: list[Event]) -> None:
+        for event in events:
+            self._send({**generate.message(event), "job": self.job})
+            if isinstance(event, generate.Token):
+                self._sent = event.n + 1
+
+
+class TextJobs:
+    """All text sessions and jobs of the worker."""
+
+    def __init__(self, models: Models, scheduler: Scheduler, send: Send) -> None:
+        self._models = models
+        self._scheduler = scheduler
+        self._send = send
+        self._sessions: dict[str, Session] = {}
+        self._tasks: dict[str, TextTask] = {}
+
+    def start(self, message: Mapping[str, Any], fd: int) -> None:
+        """Takes a job in; `fd`, its journal, stays the caller's.
+
+        Raises:
+            InvalidArgument, UnknownModel, UnsupportedModel
+        """
+        job, name = str(message["job"]), str(message["session"])
+        if job in self._tasks:
+            raise InvalidArgument(f"There is a job {job} already.")
+        session = self._sessions.get(name) or Session(self._models)
+        task = TextTask(self._models, session, message, fd, self._send)
+        self._sessions[name] = session
+        session.jobs.append(task)
+        self._tasks[job] = task
+        self._scheduler.add(task)
+
+    def ack(self, job: str, n: int) -> None:
+        """pvrd has forwarded n tokens of a job; one that is over is no error."""
+        if (task := self._tasks.get(job)) is not None:
+            task.ack(n)
+
+    def cancel(self, job: str) -> None:
+        """Ends a job; one that is over is no error."""
+        if (task := self._tasks.get(job)) is not None:
+            task.cancel()
+            self._scheduler.remove(task)
+            self.dropped(task)
+            task.close()
+
+    def dropped(self, task: Task) -> None:
+        """A task is over: the session's next job has its turn."""
+        if isinstance(task, TextTask) and self._tasks.pop(task.job, None) is not None:
+            task.session.jobs.remove(task)
+            if task.session.closing and not task.session.jobs:
+                task.session.forget()
+
+    def close_session(self, name: str) -> None:
+        """Ends a session: its jobs are cancelled and its memory is free."""
+        if (session := self._sessions.pop(name, None)) is not None:
+            session.closing = True
+            for task in list(session.jobs):
+                self.cancel(task.job)
+            session.forget()
+
+    def forget(self, model: str) -> None:
+        """Gives back what idle sessions keep for a model that pvrd wants unloaded."""
+        for session in self._sessions.values():
+            if session.model == model and not session.jobs:
+                session.forget()

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models that a worker holds: loaded when pvrd says so, given up when pvrd says so and nothing uses them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine import pvrm
+from engine.backends.base import Backend
+from engine.errors import PvrError, UnsupportedModel
+from engine.text import model as text_model
+from engine.text.model import TextModel
+
+PROGRESS_S = 0.1
+
+Send = Callable[[Mapping[str, Any]], None]
+
+
+class UnknownModel(PvrError):
+    """A job names a model that is not loaded."""
+
+    name = "UnknownModel"
+
+
+@dataclass
+class Loaded:
+    """A model on the device and how many use it."""
+
+    model: Any
+    users: int = 0
+    unwanted: bool = False
+
+
+class Models:
+    """Models by key."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: Mapping[str, Any],
+        send: Send,
+        breathe: Callable[[], None],
+    ) -> None:
+        self.backend = backend
+        self.config = config
+        self._send = send
+        self._breathe = breathe
+        self._loaded: dict[str, Loaded] = {}
+
+    def keys(self) -> list[str]:
+        """Keys of all that is on the device."""
+        return list(self._loaded)
+
+    def load(self, message: Mapping[str, Any], fd: int) -> None:
+        """Loads a model, telling the progress and answering pings meanwhile; then says `loaded`. `fd` stays the
+        caller's.
+
+        Raises:
+            BadModel, UnsupportedModel, OutOfMemory
+        """
+        key = str(message["model"])
+        entry = self._loaded.get(key)
+        if entry is None:
+            entry = Loaded(self._open(message, fd, _Progress(key, self._send, self._breathe)))
+            self._loaded[key] = entry
+        entry.unwanted = False
+        self._send({"t": "loaded", "model": key, "info": entry.model.info})
+
+    def _open(
+        self, message: Mapping[str, Any], fd: int, progress: Callable[[float], None]
+    ) -> Any:
+        cache, force = str(message.get("cache") or ""), bool(message.get("force"))
+        if message.get("kind") == "video":
+            from engine.video.network import VideoModel
+
+            return VideoModel.load(fd, self.backend, progress)
+        chunk = int(self.config.get("chunk") or 0)
+        return TextModel.load(fd, cache, self.backend, progress, chunk=chunk, force=force)
+
+    def inspect(self, fd: int) -> dict[str, Any]:
+        """What the file is, as a model.
+
+        Raises:
+            BadModel, UnsupportedModel
+        """
+        if os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC:
+            if pvrm.Pvrm.open(fd).metadata.get("kind") == "video":
+                from engine.video import network
+
+                return network.inspect(fd)
+        return text_model.inspect(fd)
+
+    def text(self, key: str) -> TextModel:
+        """A loaded text model, for a moment.
+
+        Raises:
+            UnknownModel, UnsupportedModel
+        """
+        model = self._entry(key).model
+        if not isinstance(model, TextModel):
+            raise UnsupportedModel("The model is not for text.")
+        return model
+
+    def acquire(self, key: str) -> Any:
+        """The model, which stays loaded until `release`.
+
+        Raises:
+            UnknownModel: it is not loaded.
+        """
+        entry = self._entry(key)
+        entry.users += 1
+        return entry.model
+
+    def release(self, key: str) -> None:
+        """The other half of `acquire`."""
+        entry = self._loaded[key]
+        entry.users -= 1
+        self._drop_unused(key, entry)
+
+    def unload(self, key: str) -> None:
+        """Closes a model, at once or when its last user is gone."""
+        entry = self._loaded.get(key)
+        if entry is not None:
+            entry.unwanted = True
+            self._drop_unused(key, entry)
+
+    def _entry(self, key: str) -> Loaded:
+        entry = self._loaded.get(key)
+        if entry is None:
+            raise UnknownModel("The model is not loaded.")
+        return entry
+
+    def _drop_unused(self, key: str, entry: Loaded) -> None:
+        if entry.unwanted and not entry.users:
+            del self._loaded[key]
+            entry.model.close()
+
+
+class _Progress:
+    """Tells how far a load is, now and then, and answers pings each time."""
+
+    def __init__(self, key: str, send: Send, breathe: Callable[[], None]) -> None:
+        self._key = key
+        self._send = send
+        self._breathe = breathe
+        self._last = 0.0
+
+    def __call__(self, value: float) -> None:
+        now = time.monotonic()
+        if now - self._last >= PROGRESS_S:
+            self._last = now
+            self._send({"t": "progress", "model": self._key, "value": round(value, 3)})
+            self._breathe()
