@@ -331,7 +331,7 @@ class Connection:
         if self.closed.done():
             raise BusError(f"{BUS}.Error.Disconnected", self.closed.result() or "closed")
         if len(fds) > MAX_FDS:  # the bus would end the connection
-            raise BusError(f"{BUS}.Error.LimitsExceeded", f"{len(fds)} file descriptors in a message")
+            raise BusError(f"{BUS}.Error.LimitsExceeded", f"{len(fds)} fds in a message")
         self._serial = self._serial % 0xFFFFFFFF + 1
         message.serial = self._serial
         message.body = _clean(message.body)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration: a table of keys, TOML files on top of each other, what SetConfig stored last.
 
-An unknown key is a warning that names it; a bad value is a ConfigError that names file, key and rule.
+An unknown key is a warning that names it, a bad value a ConfigError with file, key and rule.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ KEYS: Mapping[str, Key] = {
 
 # What a worker is told in its hello; a change of one starts it anew.
 WORKER_KEYS = frozenset(
-    {"gpu.enabled", "gpu.allow_software", "cpu.threads", "video.tile", "video.overlap", "text.chunk",
-     "debug.faults", "workers.program", "workers.gpu_socket", "workers.cpu_socket"}
+    {"gpu.enabled", "gpu.allow_software", "cpu.threads", "video.tile", "video.overlap",
+     "text.chunk", "debug.faults", "workers.program", "workers.gpu_socket", "workers.cpu_socket"}
 )  # fmt: skip
 
 

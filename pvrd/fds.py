@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import os
@@ -141,10 +142,8 @@ async def in_thread(function: Callable[[], _T]) -> _T:
             value = function()
         except BaseException as e:
             error = e
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
             loop.call_soon_threadsafe(settle, value, error)
-        except RuntimeError:
-            pass  # the loop ended meanwhile
 
     threading.Thread(target=run, daemon=True).start()
     return await future

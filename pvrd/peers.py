@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callers: their UID, when they leave the bus, and what each UID holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pvrd.bus import BUS, BusError, Connection, Signal, Subscription
+from pvrd.config import Config
+from pvrd.errors import NoSuchSession, QuotaExceeded
+
+
+@dataclass
+class Usage:
+    """What one UID holds."""
+
+    sessions: int = 0
+    bytes: int = 0
+    jobs: int = 0  # under way or waiting, pictures included
+
+
+@dataclass
+class _Peer:
+    uid: int
+    subscription: Subscription
+    holds: int = 0
+
+
+class Peers:
+    """Who is there. `on_gone` gets the unique name of a holder that left the bus."""
+
+    def __init__(
+        self, connection: Connection, config: Config, on_gone: Callable[[str], None]
+    ) -> None:
+        self._connection = connection
+        self.config = config
+        self._on_gone = on_gone
+        self._peers: dict[str, _Peer] = {}
+        self._usage: defaultdict[int, Usage] = defaultdict(Usage)
+
+    async def uid(self, sender: str) -> int:
+        """The caller's UID, asked of the bus.
+
+        Raises:
+            NoSuchSession: it left meanwhile.
+        """
+        if sender in self._peers:
+            return self._peers[sender].uid
+        try:
+            return await self._connection.unix_user(sender)
+        except BusError:
+            raise NoSuchSession("the caller left the bus") from None
+
+    async def hold(self, sender: str) -> int:
+        """Watches the caller until release(); its UID.
+
+        Raises:
+            NoSuchSession: it left meanwhile.
+        """
+        if sender not in self._peers:
+            # Subscribe before asking, so that no departure falls between the two.
+            subscription = await self._connection.subscribe(
+                self._owner_changed, sender=BUS, member="NameOwnerChanged", arg0=sender
+            )
+            try:
+                uid = await self.uid(sender)
+            except BaseException:
+                subscription.cancel()
+                raise
+            if sender in self._peers:  # two calls at a time
+                subscription.cancel()
+            else:
+                self._peers[sender] = _Peer(uid, subscription)
+        peer = self._peers[sender]
+        peer.holds += 1
+        return peer.uid
+
+    def release(self, sender: str) -> None:
+        """One hold less; the last one ends the watch."""
+        peer = self._peers.get(sender)
+        if peer is None:
+            return
+        peer.holds -= 1
+        if peer.holds <= 0:
+            del self._peers[sender]
+            peer.subscription.cancel()
+
+    def _owner_changed(self, signal: Signal) -> None:
+        name, _, new = signal.body
+        if not new and name in self._peers:
+            peer = self._peers.pop(name)
+            peer.subscription.cancel()
+            self._on_gone(name)
+
+    # -- quotas
+
+    def usage(self, uid: int) -> Usage:
+        """What the UID holds."""
+        return self._usage[uid]
+
+    @contextlib.contextmanager
+    def job(self, uid: int) -> Iterator[None]:
+        """Counts a job of the UID while the block runs."""
+        self._usage[uid].jobs += 1
+        try:
+            yield
+        finally:
+            self._usage[uid].jobs -= 1
+
+    def take(self, uid: int, sessions: int = 0, size: int = 0) -> None:
+        """Charges the UID.
+
+        Raises:
+            QuotaExceeded: it would have too much; nothing was charged.
+        """
+        held = self._usage[uid]
+        most = self.config.whole("limits.sessions")
+        if sessions and held.sessions + sessions > most:
+            raise QuotaExceeded(f"you have {held.sessions} sessions, limits.sessions is {most}")
+        if size > self.free(uid):
+            raise QuotaExceeded(
+                f"this needs {size} bytes, you hold {held.bytes}, limits.bytes is "
+                f"{self.config.whole('limits.bytes')}"
+            )
+        held.sessions += sessions
+        held.bytes += size
+
+    def give(self, uid: int, sessions: int = 0, size: int = 0) -> None:
+        """Takes a charge back."""
+        held = self._usage[uid]
+        held.sessions -= sessions
+        held.bytes -= size
+        if not held.sessions and not held.bytes and not held.jobs:
+            del self._usage[uid]
+
+    def free(self, uid: int) -> int:
+        """Bytes that the UID may still take."""
+        return max(0, self.config.whole("limits.bytes") - self._usage[uid].bytes)

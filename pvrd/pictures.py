@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upscale: one picture, copied from the caller, enlarged by a worker into a memfd."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pvrd import fds
+from pvrd.bus import V, Variant
+from pvrd.core import Core, report
+from pvrd.errors import BadModel, Cancelled, PvrdError, ShuttingDown, Timeout
+from pvrd.models import Model
+from pvrd.objects import METHOD_S, Answer
+from pvrd.stream import LineStream
+from pvrd.worker import Worker
+
+_TYPES = {"width": "u", "height": "u", "bytes": "t", "format": "s", "device": "s", "restarts": "u",
+          "tiles": "u", "tiles_fallback": "u", "ms": "d"}  # fmt: skip
+
+
+class PictureJob:
+    """One picture. Owns its source, its result and, with `stream`, its progress pipe."""
+
+    def __init__(self, core: Core, uid: int, model: Model, chosen: Any) -> None:
+        self._core = core
+        self._uid = uid
+        self._model = model
+        self._chosen = chosen
+        self.id = f"j{core.next_number()}"
+        self._restarts = 0
+        self._source = fds.memfd("pvrd-picture")
+        try:
+            self._result = fds.memfd("pvrd-result")
+        except PvrdError:
+            os.close(self._source)
+            raise
+        self._charge = 0
+        self._stream: LineStream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopped: PvrdError | None = None
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        for fd in (self._source, self._result):
+            if fd >= 0:
+                os.close(fd)
+        self._source = self._result = -1
+        self._core.peers.give(self._uid, size=self._charge)
+        self._charge = 0
+        if self._stream is not None:
+            self._stream.close()
+
+    async def take(self, fd: int) -> None:
+        """Copies the caller's picture; `fd` becomes ours.
+
+        Raises:
+            InvalidArgument, QuotaExceeded: see pvrd/fds.py and the caller's quota.
+        """
+        try:
+            size = fds.source_size(fd, "the picture", self._core.config.whole("limits.bytes"))
+            self._core.peers.take(self._uid, size=size)
+        except PvrdError:
+            os.close(fd)
+            raise
+        self._charge = size
+        stop = threading.Event()
+        target = os.dup(self._source)
+
+        def work() -> None:
+            # Both fds belong to this thread: the call may end before a slow file does.
+            try:
+                fds.copy(fd, target, size, lambda _: None, stop)
+            finally:
+                os.close(fd)
+                os.close(target)
+
+        try:
+            await fds.in_thread(work)
+        finally:
+            stop.set()
+        fds.seal(self._source, fds.SEAL_SHRINK | fds.SEAL_GROW | fds.SEAL_WRITE)
+
+    async def now(self) -> Answer:
+        """Does it and answers, within the time of a method."""
+        try:
+            async with asyncio.timeout(METHOD_S - 1):
+                info = await self._work(lambda done, total: None)
+        except TimeoutError:
+            text = f"the picture takes longer than {METHOD_S:g} s; ask with stream: true"
+            raise Timeout(text) from None
+        return Answer([0, _typed(info)], [fds.read_only(self._result)])
+
+    def later(self) -> Answer:
+        """Answers with the progress pipe and goes on; then the job closes itself."""
+        slow_s = self._core.config.number("limits.slow_reader_s")
+        self._stream = LineStream(slow_s, lambda: self.stop(Cancelled("the reader went away")))
+        reader, self._stream.reader = self._stream.reader, -1
+        result = fds.read_only(self._result)
+        self._task = self._core.task(self._follow(self._stream))
+        return Answer([0, {"result": V("h", 1)}], [reader, result])
+
+    def stop(self, error: PvrdError) -> None:
+        """Ends a job that streams."""
+        if self._task is not None and not self._task.done() and self._stopped is None:
+            self._stopped = error
+            self._task.cancel()
+
+    async def _follow(self, stream: LineStream) -> None:
+        last: tuple[str, Mapping[str, Any]]
+        try:
+            try:
+                info = await self._work(
+                    lambda done, total: stream.write_if_room(
+                        "progress", {"done": done, "total": total}
+                    )
+                )
+                last = ("end", info)
+            except asyncio.CancelledError:
+                error = self._stopped or ShuttingDown("pvrd is ending")
+                last = ("error", {"error": error.name, "message": str(error)})
+            except Exception as e:
+                error = report(e)
+                last = ("error", {"error": error.name, "message": str(error)[:400]})
+            stream.write(*last)
+            await stream.finish()
+        finally:
+            self.close()
+
+    async def _work(self, progress: Any) -> dict[str, Any]:
+        core = self._core
+        began = time.monotonic()
+
+        def moved(_: str) -> None:
+            self._restarts += 1
+
+        async def enlarge(worker: Worker) -> dict[str, Any]:
+            os.ftruncate(self._result, 0)
+            ended = False
+            with worker.route("job", self.id) as inbox:
+                settings = {
+                    "scale": self._chosen["scale"], "model": self._model.key,
+                    "format": self._chosen["format"], "priority": self._chosen["priority"],
+                }  # fmt: skip
+                message: dict[str, Any] = {"t": "picture", "job": self.id, "settings": settings}
+                worker.send(message, [self._source, self._result])
+                try:
+                    while True:
+                        message = await inbox.get()
+                        if message["t"] == "picture.progress":
+                            progress(int(message.get("done", 0)), int(message.get("total", 0)))
+                        elif message["t"] == "picture.done":
+                            ended = True
+                            return self._info(message, worker)
+                finally:
+                    if not ended:
+                        worker.send({"t": "cancel", "job": self.id})
+
+        core.supervisor.use(self._model)
+        try:
+            with core.peers.job(self._uid):
+                info = await core.supervisor.attempt(
+                    self._chosen["device"], self._model, self._chosen["priority"], enlarge, moved
+                )
+        except asyncio.CancelledError:
+            core.stats.jobs_cancelled += 1
+            raise
+        except Exception:
+            core.stats.jobs_failed += 1
+            raise
+        finally:
+            core.supervisor.release(self._model)
+        fds.seal(self._result, fds.SEAL_SHRINK | fds.SEAL_GROW)
+        fds.seal(self._result, fds.SEAL_WRITE)  # refused while the worker still maps it
+        core.stats.jobs_done += 1
+        core.stats.pictures += 1
+        core.stats.tiles += info["tiles"]
+        core.stats.tiles_fallback += info["tiles_fallback"]
+        return {**info, "ms": (time.monotonic() - began) * 1000}
+
+    def _info(self, message: Mapping[str, Any], worker: Worker) -> dict[str, Any]:
+        size = os.fstat(self._result).st_size
+        if not size:
+            raise BadModel("the worker wrote no picture")
+        stats = message.get("stats")
+        stats = stats if isinstance(stats, dict) else {}
+        return {
+            "width": int(message.get("width", 0)), "height": int(message.get("height", 0)),
+            "bytes": size, "format": str(message.get("format", ""))[:16], "device": worker.kind,
+            "restarts": self._restarts, "tiles": int(stats.get("tiles", 0)),
+            "tiles_fallback": int(stats.get("tiles_fallback", 0)),
+        }  # fmt: skip
+
+
+def _typed(info: Mapping[str, Any]) -> dict[str, Variant]:
+    return {key: V(kind, info[key]) for key, kind in _TYPES.items()}

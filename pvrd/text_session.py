@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text: sessions, and the jobs that write into a client's pipe.
+
+A token is recorded in the journal, then forwarded, then acknowledged. When the worker dies, another
+one goes on from the record, so that the client sees every token once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from pvrd import fds, options, systemd
+from pvrd.bus import Call
+from pvrd.core import Core, Session, report
+from pvrd.errors import Busy, Cancelled, InvalidArgument, PvrdError, ShuttingDown
+from pvrd.journal import Journal
+from pvrd.models import Model
+from pvrd.objects import Answer, method
+from pvrd.stream import LineStream, pieces
+from pvrd.worker import Inbox, Worker
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_MESSAGES = 1024
+INLINE_TEXT = 16 << 10  # longer texts go to the worker in a memfd
+WORKER_END = {"stop", "length", "cancelled"}
+
+
+class TextSession(Session):
+    """org.pvrd.Pvrd1.TextSession. One job at a time."""
+
+    INTERFACE = "org.pvrd.Pvrd1.TextSession"
+
+    def __init__(self, core: Core, owner: str, uid: int, model: Model, chosen: Any) -> None:
+        super().__init__(core, owner, uid, model, chosen)
+        self.context: int = chosen["context"]
+        self.job: TextJob | None = None
+        self._preload: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        super().open()
+        self._preload = self.core.task(self._load())
+
+    def end(self) -> None:
+        if self._preload is not None:
+            self._preload.cancel()
+        if self.job is not None:
+            self.job.stop(Cancelled("the session was closed"))
+
+    async def _load(self) -> None:
+        async def loaded(worker: Worker) -> None:
+            self.arrived(worker)
+
+        def moved(_: str) -> None:
+            self.set(progress=0.0)
+
+        try:
+            await self.core.supervisor.attempt(
+                self.choice, self.model, self.priority, loaded, moved
+            )
+        except PvrdError as e:
+            self.set(error=f"{e.name}: {e}")
+
+    @method("Generate", "prompt:s options:a{sv}", "stream:h")
+    async def generate(self, call: Call, prompt: str, given: dict[str, Any]) -> Answer:
+        """Goes on with the prompt as it stands."""
+        if not prompt:
+            raise InvalidArgument("the prompt is empty")
+        return self._begin({"kind": "generate", "prompt": prompt}, given)
+
+    @method("Chat", "messages:aa{ss} options:a{sv}", "stream:h")
+    async def chat(
+        self, call: Call, messages: list[dict[str, str]], given: dict[str, Any]
+    ) -> Answer:
+        """Answers a talk through the model's chat template."""
+        if not 1 <= len(messages) <= MAX_MESSAGES:
+            raise InvalidArgument(f"a talk has 1 to {MAX_MESSAGES} messages")
+        for i, message in enumerate(messages):
+            if set(message) != {"role", "content"}:
+                raise InvalidArgument(f"message {i} has the keys role and content, and no other")
+            if message["role"] not in ROLES:
+                raise InvalidArgument(f"the role of message {i} is one of {', '.join(ROLES)}")
+        return self._begin({"kind": "chat", "messages": messages}, given)
+
+    def _begin(self, header: dict[str, Any], given: Mapping[str, Any]) -> Answer:
+        core = self.core
+        core.check_open()
+        settings = options.parse(given, options.TEXT_JOB)
+        if settings["seed"] is None:
+            settings["seed"] = secrets.randbits(32)
+        if self.job is not None:
+            raise Busy("this session writes already; one job at a time, position 1 in its queue")
+        core.supervisor.admit(core.peers.usage(self.uid).jobs)
+        core.supervisor.check_device(self.choice)
+        settings.update(priority=self.priority, share=self.share, context=self.context)
+        job = TextJob(self, {**header, "settings": settings})
+        self.job = job
+        job.task = core.task(job.run())
+        reader, job.stream.reader = job.stream.reader, -1
+        return Answer([0], [reader])
+
+    @method("CountTokens", "text:s", "count:u")
+    async def count_tokens(self, call: Call, text: str) -> int:
+        """Tokens of the text as it stands."""
+        core = self.core
+        core.check_open()
+        core.supervisor.admit(core.peers.usage(self.uid).jobs)
+        data = text.encode("utf-8", "replace")
+        job = f"j{core.next_number()}"
+        message: dict[str, Any] = {"t": "count", "job": job, "model": self.model.key}
+        files: list[int] = []
+        if len(data) <= INLINE_TEXT:
+            message["text"] = text
+        else:
+            files.append(fds.memfd("pvrd-text"))
+
+        async def count(worker: Worker) -> int:
+            with worker.route("job", job) as inbox:
+                worker.send(message, files)
+                return int((await inbox.expect("count"))["tokens"])
+
+        try:
+            for fd in files:
+                os.pwrite(fd, data, 0)
+            with core.peers.job(self.uid):
+                return await core.supervisor.attempt(
+                    self.choice, self.model, self.priority, count, lambda _: None
+                )
+        finally:
+            for fd in files:
+                os.close(fd)
+
+    @method("Cancel")
+    async def cancel(self, call: Call) -> None:
+        """Ends the running job; without one nothing happens."""
+        if self.job is not None:
+            self.job.stop(None)
+
+    @method("Close")
+    async def close_call(self, call: Call) -> None:
+        """Ends the session."""
+        self.close()
+
+
+class TextJob:
+    """One answer, from its journal to the last line of its stream."""
+
+    def __init__(self, session: TextSession, header: dict[str, Any]) -> None:
+        self.session = session
+        self.id = f"j{session.core.next_number()}"
+        self.settings: dict[str, Any] = header["settings"]
+        self.task: asyncio.Task[None] | None = None
+        self.restarts = 0
+        self._journal = Journal(header)
+        slow_s = session.core.config.number("limits.slow_reader_s")
+        try:
+            self.stream = LineStream(slow_s, lambda: self.stop(Cancelled("the reader went away")))
+        except BaseException:
+            self._journal.close()
+            raise
+        self._started = False
+        self._worker: Worker | None = None
+        self._why = ""  # of the last move
+        self._stopped = False
+        self._error: PvrdError | None = None
+
+    def stop(self, error: PvrdError | None) -> None:
+        """Ends the job: with this error, or as `cancelled` for None. The first reason counts."""
+        if not self._stopped and self.task is not None and not self.task.done():
+            self._stopped = True
+            self._error = error
+            self.task.cancel()
+
+    async def run(self) -> None:
+        """Writes the whole stream; handles every error."""
+        core = self.session.core
+        last: tuple[str, dict[str, Any]]
+        try:
+            with core.peers.job(self.session.uid):
+                message = await core.supervisor.attempt(
+                    self.session.choice, self.session.model, self.session.priority,
+                    self._write, self._moved,
+                )  # fmt: skip
+            last = ("end", self._end(message))
+            core.stats.jobs_done += 1
+        except asyncio.CancelledError:
+            if not self._stopped:
+                self._error = ShuttingDown("pvrd is ending")
+            last = self._last_of_stop()
+        except Exception as e:
+            last = ("error", _error_fields(report(e)))
+            core.stats.jobs_failed += 1
+            systemd.log(
+                systemd.NOTICE, f"text job {self.id} failed: {last[1]['error']}",
+                MESSAGE_ID=systemd.MESSAGE_JOB_FAILED, PVRD_SESSION=self.session.id,
+                PVRD_JOB=self.id, PVRD_REASON=str(last[1]["error"]),
+            )  # fmt: skip
+        # The session is free before the client can know that the job is over.
+        self.session.job = None
+        self._journal.close()
+        try:
+            self.stream.write(*last)
+            await self.stream.finish()
+        finally:
+            self.stream.close()
+
+    def _last_of_stop(self) -> tuple[str, dict[str, Any]]:
+        if isinstance(self._error, ShuttingDown):
+            self.session.core.stats.jobs_failed += 1
+        else:
+            self.session.core.stats.jobs_cancelled += 1
+        if self._error is not None:
+            return "error", _error_fields(self._error)
+        return "end", self._end({"reason": "cancelled"})
+
+    def _moved(self, why: str) -> None:
+        self.restarts += 1
+        self._why = why
+
+    async def _write(self, worker: Worker) -> dict[str, Any]:
+        """Has this worker write, from where the record ends; its text.end."""
+        ended = False
+        with worker.route("job", self.id) as inbox:
+            if self._started:
+                self.stream.write("device", {**self._device(worker), "reason": self._why[:300],
+                                             "restarts": self.restarts})  # fmt: skip
+            self._worker = worker
+            self.session.arrived(worker)
+            worker.send(
+                {
+                    "t": "text", "job": self.id, "session": self.session.id,
+                    "model": self.session.model.key, "settings": self.settings,
+                    "header_bytes": self._journal.header_bytes, "delivered": self._journal.count,
+                },
+                [self._journal.reader],
+            )  # fmt: skip
+            try:
+                message = await self._follow(worker, inbox)
+                ended = True
+                return message
+            finally:
+                if not ended:
+                    worker.send({"t": "cancel", "job": self.id})
+
+    async def _follow(self, worker: Worker, inbox: Inbox) -> dict[str, Any]:
+        while True:
+            message = await inbox.get()
+            kind = message["t"]
+            if kind == "text.start" and not self._started:
+                self._started = True
+                start = {key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")}
+                self.stream.write("start", {"model": self.session.model.name, **start,
+                                            **self._device(worker), "seed": self.settings["seed"]})
+            elif kind == "text.token":
+                await self._token(worker, message)
+            elif kind == "text.end":
+                # The rest of the text may need lines of its own.
+                await self.stream.room()
+                return message
+
+    async def _token(self, worker: Worker, message: Mapping[str, Any]) -> None:
+        n, token = int(message["n"]), int(message["id"])
+        if n != self._journal.count:
+            if n > self._journal.count:
+                raise ValueError("the worker left a token out")
+            return  # a token that a predecessor wrote already
+        self._journal.append(token)
+        worker.counters.tokens += 1
+        self.session.core.stats.tokens += 1
+        await self.stream.room()
+        fields: dict[str, Any] = {"id": token}
+        if self.settings["top5"] and isinstance(message.get("top5"), list):
+            fields["top5"] = message["top5"][:5]
+        for piece in pieces(str(message.get("text", ""))):
+            self.stream.write("token", {"n": n, **fields, "text": piece})
+            fields = {}
+        worker.send({"t": "ack", "job": self.id, "n": self._journal.count})
+
+    def _device(self, worker: Worker | None) -> dict[str, str]:
+        if worker is None:
+            return {"device": "", "device_name": ""}
+        return {"device": worker.kind, "device_name": worker.name}
+
+    def _end(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        *before, rest = pieces(str(message.get("text", "")))
+        for piece in before:
+            self.stream.write("token", {"n": max(0, self._journal.count - 1), "text": piece})
+        reason = message.get("reason")
+        given = message.get("stats")
+        stats = {
+            str(k)[:40]: v
+            for k, v in (given.items() if isinstance(given, dict) else ())
+            if isinstance(v, (int, float))
+        }
+        return {
+            "reason": reason if reason in WORKER_END else "stop", "text": rest,
+            "tokens": self._journal.count, **self._device(self._worker),
+            "restarts": self.restarts, "stats": dict(list(stats.items())[:20]),
+        }  # fmt: skip
+
+
+def _error_fields(error: PvrdError) -> dict[str, Any]:
+    return {"error": error.name, "message": str(error)[:400]}

@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker and its successors: start, hello, ping, deadlines, kill, back-off, its models.
+
+A worker that dies, stops or talks nonsense is killed and followed at once, later with growing
+pauses. Those who wait for its messages get WorkerLost after all that it still said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pvrd import link, systemd
+from pvrd.config import Config
+from pvrd.errors import DeviceLost, PvrdError, from_name
+from pvrd.models import Model
+from pvrd.workers import protocol
+
+SOFTWARE_SLICE_S, SLICE_S = 30.0, 1.0
+SOFTWARE_PIPELINE_S, PIPELINE_S = 120.0, 30.0
+HEALTHY_S = 60.0  # a worker that lived so long starts the back-off from the beginning
+BUSY_RETRY_S = 60.0
+DEVICE_CODES = ("busy", "failed")  # that may pass
+
+
+class WorkerLost(Exception):
+    """The worker is gone; the message says how."""
+
+
+class Inbox:
+    """Messages of one job or session from one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._queue: asyncio.Queue[dict[str, Any] | WorkerLost] = asyncio.Queue()
+        self._lost: WorkerLost | None = None
+
+    def put(self, message: dict[str, Any] | WorkerLost) -> None:
+        """Adds a message, also one of our own (`t` is then not of the protocol)."""
+        self._queue.put_nowait(message)
+
+    async def get(self) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            WorkerLost: the worker is gone. PvrdError: it reported an error.
+        """
+        message = await self._queue.get()
+        if isinstance(message, WorkerLost):
+            self._queue.put_nowait(message)  # for the next call too
+            raise message
+        if message["t"] == "error":
+            raise from_name(message.get("error"), message.get("message", ""))
+        return message
+
+    async def expect(self, kind: str) -> dict[str, Any]:
+        """The next message of this kind; others before it are dropped."""
+        while True:
+            message = await self.get()
+            if message["t"] == kind:
+                return message
+
+
+@dataclass
+class Loading:
+    """A model in a worker."""
+
+    model: Model
+    future: asyncio.Future[dict[str, Any]]
+    progress: float = 0.0
+
+
+@dataclass
+class Counters:
+    """What a worker did, over all its generations."""
+
+    restarts: int = 0
+    jobs: int = 0
+    frames: int = 0
+    tokens: int = 0
+    last_exit: str = ""
+
+
+@dataclass
+class Worker:
+    """The worker of one kind. `changed` is called whenever state, device or loading change."""
+
+    kind: str
+    config: Config
+    cache: str
+    changed: Callable[[], None]
+    state: str = "starting"  # starting, ready, restarting, absent, disabled
+    generation: int = 0
+    device: dict[str, Any] | None = None
+    reason: str = ""
+    code: str = ""
+    pid: int = 0
+    counters: Counters = field(default_factory=Counters)
+    models: dict[str, Loading] = field(default_factory=dict)
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self._link: link.Link | None = None
+        self._process: link.Process | None = None
+        self._routes: dict[tuple[str, str], Inbox] = {}
+        self._stats: list[asyncio.Future[dict[str, Any]]] = []
+        self._end: asyncio.Future[str] | None = None
+        self._heard = 0.0
+        self._ready_at = 0.0
+        self._greeted = False
+        self._restart = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- life
+
+    def start(self) -> None:
+        """Begins to keep a worker alive."""
+        self._task = asyncio.get_running_loop().create_task(self._live())
+
+    async def stop(self) -> None:
+        """Ends the worker for good."""
+        self.stopping = True
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._teardown("pvrd ends", kill=False)
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.ended), 1.0)
+            self._process.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.ended), 1.0)
+            self._process.forget()
+
+    def restart(self, config: Config) -> None:
+        """Starts a new worker with another configuration; its jobs go on elsewhere or in it."""
+        self.config = config
+        self.generation = 0  # the first of its kind under this configuration
+        self._restart.set()
+        self._on_end("the configuration changed")
+
+    @property
+    def enabled(self) -> bool:
+        """The CPU worker always; the GPU worker unless the configuration says no."""
+        return self.kind != "gpu" or self.config.flag("gpu.enabled")
+
+    @property
+    def settled(self) -> bool:
+        """Has the first hello come, or is it known that none will?"""
+        return self.state != "starting"
+
+    async def _live(self) -> None:
+        failures = 0
+        while True:
+            self._restart.clear()
+            if not self.enabled:
+                self._set("disabled", "the configuration turns it off (gpu.enabled)")
+                await self._restart.wait()
+                continue
+            how = await self._one_life()
+            lived = time.monotonic() - self._ready_at if self._ready_at else 0.0
+            if self._restart.is_set():
+                failures = 0
+                continue
+            if self.state == "absent":
+                if self.code in DEVICE_CODES:
+                    await self._pause(BUSY_RETRY_S)
+                else:
+                    await self._restart.wait()
+                continue
+            failures = 1 if lived >= HEALTHY_S else failures + 1
+            self.counters.restarts += 1
+            self.counters.last_exit = how
+            pause = 0.0
+            if failures > 1 or not lived:
+                pause = min(
+                    self.config.number("workers.backoff_s") * 2 ** min(failures - 1, 16),
+                    self.config.number("workers.backoff_max_s"),
+                )
+            systemd.log(
+                systemd.WARNING,
+                f"the {self.kind} worker is gone: {how}; its successor starts in {pause:g} s",
+                MESSAGE_ID=systemd.MESSAGE_WORKER_LOST, PVRD_DEVICE=self.kind, PVRD_REASON=how,
+            )  # fmt: skip
+            self._set("restarting", how)
+            await self._pause(pause)
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._restart.wait(), seconds)
+
+    async def _one_life(self) -> str:
+        """Starts a worker and watches it to its end; how it ended."""
+        loop = asyncio.get_running_loop()
+        self._end = loop.create_future()
+        self._ready_at = 0.0
+        self._greeted = False
+        self._process = None
+        self.generation += 1
+        path = self.config.text(f"workers.{self.kind}_socket")
+        try:
+            if path:
+                sock = link.connect(path)
+            else:
+                sock, self._process = link.spawn(self.kind, self.config.texts("workers.program"))
+        except DeviceLost as e:
+            return str(e)
+        self._heard = loop.time()
+        self._link = link.Link(sock, self._on_message, self._on_end)
+        self._link.send(self._hello())
+        watch = loop.create_task(self._watch())
+        try:
+            how = await self._end
+        finally:
+            watch.cancel()
+            self._teardown("pvrd ends", kill=self.stopping is False)
+        if self._process is not None:
+            # The device is free, and its last words are known, when the process is gone.
+            with contextlib.suppress(TimeoutError):
+                died = await asyncio.wait_for(asyncio.shield(self._process.ended), 2.0)
+                how = died if how == "it ended" else how
+        return how
+
+    def _hello(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "t": "hello",
+            "protocol": protocol.PROTOCOL,
+            "kind": self.kind,
+            "generation": self.generation,
+            "config": {
+                "allow_software": config.flag("gpu.allow_software"),
+                "threads": config.whole("cpu.threads"),
+                "cache": self.cache,
+                "tile": config.whole("video.tile"),
+                "overlap": config.whole("video.overlap"),
+                "chunk": config.whole("text.chunk"),
+                "faults": list(config.texts("debug.faults")),
+            },
+        }
+
+    def _teardown(self, reason: str, kill: bool) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if kill and self._process is not None:
+            self._process.kill()
+        self.pid = 0
+        lost = WorkerLost(reason)
+        for inbox in list(self._routes.values()):
+            inbox.put(lost)
+        self._routes.clear()
+        for loading in self.models.values():
+            if not loading.future.done():
+                loading.future.set_exception(lost)
+                loading.future.exception()  # nobody may be waiting
+        self.models.clear()
+        for future in self._stats:
+            future.cancel()
+        self._stats.clear()
+
+    def _on_end(self, reason: str) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(reason)
+        # At once, not a turn later: nobody may choose a worker that is gone.
+        if self.state == "ready":
+            self._set("restarting", reason)
+        self._teardown(f"the {self.kind} worker is gone: {reason}", kill=True)
+
+    def _set(self, state: str, reason: str = "", code: str = "") -> None:
+        self.state, self.reason, self.code = state, reason, code
+        if state != "ready" and state != "restarting":
+            self.device = None
+        self.changed()
+
+    # -- deadlines
+
+    def deadline(self) -> float:
+        """How long the thread that runs slices may be silent, in seconds."""
+        software = self.device is None or bool(self.device.get("software"))
+        if not self._greeted:
+            return self.config.number("deadlines.hello_s")
+        if any(not loading.future.done() for loading in self.models.values()):
+            configured = self.config.number("deadlines.pipeline_s")
+            return configured or (SOFTWARE_PIPELINE_S if software else PIPELINE_S)
+        configured = self.config.number("deadlines.slice_s")
+        return configured or (SOFTWARE_SLICE_S if software else SLICE_S)
+
+    async def _watch(self) -> None:
+        """Pings a silent worker and ends one past its deadline."""
+        loop = asyncio.get_running_loop()
+        asked: float | None = None
+        number = 0
+        every = self.config.number("deadlines.ping_s")
+        while True:
+            pause = min(every, self.deadline() / 2)
+            before = loop.time()
+            await asyncio.sleep(pause)
+            now = loop.time()
+            if now - before > 2 * pause + 1.0 and asked is not None:
+                asked = now  # it was pvrd that slept: what came meanwhile is not read yet
+            if asked is not None and self._heard > asked:
+                asked = None
+            if not self._greeted and asked is None:
+                asked = self._heard
+            if asked is None and now - self._heard >= every and self._link is not None:
+                number += 1
+                asked = now
+                self._link.send({"t": "ping", "n": number})
+            elif asked is not None and now - asked > self.deadline():
+                self._on_end(f"it did not answer for {self.deadline():g} s")
+                return
+
+    # -- messages
+
+    def _on_message(self, received: protocol.Received) -> None:
+        message = received.message
+        kind = message["t"]
+        self._heard = asyncio.get_running_loop().time()
+        if kind == "hello":
+            self._on_hello(message, received.pid)
+        elif kind == "dying":
+            self._on_end(f"it lost its device: {str(message.get('reason', ''))[:200]}")
+        elif kind in ("loaded", "progress"):
+            self._on_loading(message)
+        elif kind == "stats":
+            for future in self._stats:
+                if not future.done():
+                    future.set_result(message)
+            self._stats.clear()
+        elif kind == "error" and "model" in message and not {"job", "session"} & set(message):
+            loading = self.models.pop(str(message["model"]), None)
+            if loading is not None and not loading.future.done():
+                loading.future.set_exception(
+                    from_name(message.get("error"), message.get("message", ""))
+                )
+                loading.future.exception()
+            self.changed()
+        elif kind != "pong":
+            for field_name in ("job", "session"):
+                inbox = self._routes.get((field_name, str(message.get(field_name))))
+                if inbox is not None:
+                    inbox.put(message)
+
+    def _on_hello(self, message: Mapping[str, Any], pid: int) -> None:
+        if message.get("protocol") != protocol.PROTOCOL or self._greeted:
+            self._on_end("it speaks another protocol")
+            return
+        self._greeted = True
+        if self._process is None:
+            # The kernel's word, not the worker's.
+            self._process = link.Process(pid or int(message.get("pid", 0)), None)
+        self.pid = self._process.pid
+        device = message.get("device")
+        if not isinstance(device, dict):
+            reason = from_name("Internal", message.get("reason") or "it has no device")
+            code = str(message.get("code") or "failed")
+            self._set("absent", str(reason), code)
+            systemd.log(
+                systemd.NOTICE, f"no {self.kind}: {reason}",
+                MESSAGE_ID=systemd.MESSAGE_WORKER_ABSENT, PVRD_DEVICE=self.kind, PVRD_REASON=code,
+            )  # fmt: skip
+            if self._end is not None and not self._end.done():
+                self._end.set_result("it has no device")
+            return
+        self.device = device
+        self._ready_at = time.monotonic()
+        self._set("ready")
+        systemd.log(
+            systemd.INFO, f"{self.kind} worker ready: {str(device.get('name', ''))[:100]}",
+            MESSAGE_ID=systemd.MESSAGE_WORKER_READY, PVRD_DEVICE=self.kind,
+        )  # fmt: skip
+
+    def _on_loading(self, message: Mapping[str, Any]) -> None:
+        loading = self.models.get(str(message.get("model")))
+        if loading is None or loading.future.done():
+            return
+        if message["t"] == "loaded":
+            loading.progress = 1.0
+            info = message.get("info")
+            loading.future.set_result(info if isinstance(info, dict) else {})
+        else:
+            with contextlib.suppress(TypeError, ValueError):
+                loading.progress = min(1.0, max(0.0, float(message.get("value", 0.0))))
+        self.changed()
+
+    # -- use
+
+    @property
+    def name(self) -> str:
+        """The device's name for people."""
+        return str((self.device or {}).get("name", ""))[:200]
+
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Sends to the present worker; without one the message is lost, as if it just died."""
+        if self._link is not None:
+            self._link.send(message, fds)
+
+    @contextlib.contextmanager
+    def route(self, field_name: str, value: str) -> Iterator[Inbox]:
+        """Messages whose `field_name` (job or session) is `value`, until the block ends.
+
+        Raises:
+            WorkerLost: there is no worker now.
+        """
+        if self._link is None or self.state != "ready":
+            raise WorkerLost(f"the {self.kind} worker is gone")
+        inbox = Inbox(self)
+        self._routes[(field_name, value)] = inbox
+        try:
+            yield inbox
+        finally:
+            if self._routes.get((field_name, value)) is inbox:
+                del self._routes[(field_name, value)]
+
+    async def load(self, model: Model) -> dict[str, Any]:
+        """Has the model loaded; what the worker says about it.
+
+        Raises:
+            WorkerLost: it died. PvrdError: it cannot load the model.
+        """
+        loading = self.models.get(model.key)
+        if loading is None:
+            if self._link is None or self.state != "ready":
+                raise WorkerLost(f"the {self.kind} worker is gone")
+            loading = Loading(model, asyncio.get_running_loop().create_future())
+            fd = model.open()
+            try:
+                self.models[model.key] = loading
+                cache = "" if model.path.suffix == ".pvrm" else f"{self.cache}/{model.key}.pvrm"
+                self._link.send(
+                    {
+                        "t": "load", "model": model.key, "name": model.name, "kind": model.kind,
+                        "cache": cache, "force": False,
+                    },
+                    [fd],
+                )  # fmt: skip
+            finally:
+                os.close(fd)
+            self.changed()
+        return await asyncio.shield(loading.future)
+
+    def unload(self, key: str) -> None:
+        """Has a model dropped."""
+        loading = self.models.get(key)
+        if loading is not None and loading.future.done():
+            del self.models[key]
+            self.send({"t": "unload", "model": key})
+
+    async def stats(self, seconds: float) -> dict[str, Any]:
+        """What the worker counts; nothing when it is busy for longer than `seconds`."""
+        if self._link is None or self.state != "ready":
+            return {}
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._stats.append(future)
+        self.send({"t": "stats"})
+        try:
+            return await asyncio.wait_for(future, seconds)
+        except (TimeoutError, asyncio.CancelledError):
+            return {}
+
+
+__all__ = ["Inbox", "PvrdError", "Worker", "WorkerLost"]
