@@ -12,6 +12,7 @@ import pytest
 
 from engine.backends import cpu
 from engine.backends.base import Backend
+from tests.kernels import emulated
 from tests.kernels.harness import Runner
 
 
@@ -23,23 +24,38 @@ def _opened() -> Iterator[dict[str, Backend]]:
         backend.close()
 
 
-_PLACES = [pytest.param(f"cpu-{isa}", id=f"cpu-{isa}") for isa in cpu.isas()]
-_PLACES.append(pytest.param("gpu", id="gpu", marks=pytest.mark.gpu))
+_PLACES = [pytest.param(("cpu", isa), id=f"cpu-{isa}") for isa in cpu.isas()]
+_PLACES.append(pytest.param(("gpu", ""), id="gpu", marks=pytest.mark.gpu))
+_PLACES += [
+    pytest.param((arch, isa), id=f"{arch}-{isa}", marks=pytest.mark.long)
+    for arch, isas in emulated.ISAS.items()
+    for isa in isas
+]
+
+
+def _open(kind: str) -> Backend:
+    if kind == "cpu":
+        return cpu.CpuBackend(threads=2)
+    if kind == "gpu":
+        from engine.backends.vulkan import VulkanBackend
+
+        return VulkanBackend(allow_software=True)
+    return emulated.Emulated(kind)
 
 
 @pytest.fixture(params=_PLACES)
 def runner(request: pytest.FixtureRequest, _opened: dict[str, Backend]) -> Iterator[Runner]:
-    """A Runner for each instruction set of this CPU and for the GPU."""
-    kind, _, isa = request.param.partition("-")
-    if kind not in _opened:
-        if kind == "gpu":
-            from engine.backends.vulkan import VulkanBackend
-
-            _opened[kind] = VulkanBackend(allow_software=True)
-        else:
-            _opened[kind] = cpu.CpuBackend(threads=2)
+    """A Runner for each instruction set of this CPU, for the GPU and, marked `long`, for the CPUs
+    of boards under qemu.
+    """
+    kind, isa = request.param
+    if kind in emulated.ISAS and (tool := emulated.missing(kind)):
+        pytest.skip(f"{tool} is not installed")
+    backend = _opened.get(kind)
+    if backend is None:
+        backend = _opened[kind] = _open(kind)
     before = cpu.isa()
-    yield Runner(_opened[kind], isa)
+    yield Runner(backend, isa)
     cpu.set_isa(before)
 
 

@@ -64,7 +64,7 @@ class Runner:
         """
         contract = kernels.op(op)
         if self.isa:
-            cpu.set_isa(self.isa)
+            getattr(self.backend, "set_isa", cpu.set_isa)(self.isa)
         lacking = contract.variant(variant).needs - self.backend.info.features
         if lacking and self.backend.info.kind == "gpu":
             pytest.skip(f"the device has no {', '.join(sorted(lacking))}")
