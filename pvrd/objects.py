@@ -215,7 +215,10 @@ class ObjectTree:
         answer: Answer | None = None
         try:
             try:
-                signature, answer = await self._answer(call)
+                try:
+                    signature, answer = await self._answer(call)
+                finally:
+                    call.fds.close()  # before the caller hears of it
                 self._connection.reply(call, signature, answer.body, answer.fds)
             except PvrdError as e:
                 self._connection.error(call, e.bus_name, str(e))
@@ -231,7 +234,6 @@ class ObjectTree:
         except BusError:
             pass  # the bus is gone; the daemon ends elsewhere
         finally:
-            call.fds.close()
             if answer is not None:
                 answer.close()
             self._running[call.sender] -= 1

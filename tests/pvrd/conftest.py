@@ -71,7 +71,8 @@ class Caller:
         return caught.value.name.rsplit(".", 1)[1], caught.value.message
 
     def get(self, name: str, path: str = PATH, interface: str = MANAGER) -> Any:
-        return plain(self.call("Get", "ss", [interface, name], path=path, interface=PROPERTIES).body[0])
+        reply = self.call("Get", "ss", [interface, name], path=path, interface=PROPERTIES)
+        return plain(reply.body[0])
 
     def options(self, **values: Any) -> dict[str, Any]:
         return {key: variant(value) for key, value in values.items()}
@@ -245,14 +246,14 @@ def start(
         assert "a task failed" not in daemon.text(), daemon.text()
 
 
-@pytest.fixture()
+@pytest.fixture
 def caller(bus: str) -> Iterator[Caller]:
     client = Caller(bus)
     yield client
     client.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def callers(bus: str) -> Iterator[Callable[[], Caller]]:
     """More callers; closed in the end."""
     with contextlib.ExitStack() as stack:

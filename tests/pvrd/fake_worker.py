@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker that speaks the protocol and computes nothing, for tests of the daemon.
 
-Its text is a function of the token's number alone ("w0 w1 …"), a frame's output is the input's first
-byte inverted, a picture is b"FAKE" and the source. Words in a prompt make it misbehave:
+Its text is a function of the token's number alone ("w0 w1 …"), a frame's output is the input's
+first byte inverted, a picture is b"FAKE" and the source. Words in a prompt make it misbehave:
 `slow` (a token each 10 ms), `die:N` (ends before token N, once), `die-always:N`, `stop:N` (SIGSTOP
-before token N, once), `nonsense:N` (a datagram that is no JSON, once), `wide` (long text), `oom:gpu`.
-Once means in the first generation of the GPU worker.
+before token N, once), `nonsense:N` (a datagram that is no JSON, once), `wide` (long text) and
+`oom:gpu`. Once means in the first generation of the GPU worker.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Fake:
             self.send(t="text.start", job=job.job, prompt_tokens=len(job.prompt.split()),
                       context=job.settings["context"])  # fmt: skip
         if job.next >= job.settings["max_tokens"]:
-            stats = {"prefill_s": 0.5, "prefill_tokens": 3, "decode_s": 1.0, "decode_tokens": job.next}
+            stats = {"prefill_s": 0.5, "prefill_tokens": 3, "decode_tokens": job.next}
             self.send(t="text.end", job=job.job, reason="length", text="end", stats=stats)
             del self.texts[job.job]
             return
@@ -121,9 +121,11 @@ class Fake:
         kind = m["t"]
         if kind == "hello":
             self.generation = m["generation"]
-            device = {"kind": self.kind, "name": f"Fake {self.kind}", "driver": "fake",
-                      "software": self.kind == "cpu", "features": ["fp16"],
-                      "limits": {"max_storage_range": 1 << 27}, "properties": {"node": "none"}}  # fmt: skip
+            device = {
+                "kind": self.kind, "name": f"Fake {self.kind}", "driver": "fake",
+                "software": self.kind == "cpu", "features": ["fp16"],
+                "limits": {"max_storage_range": 1 << 27}, "properties": {"node": "none"},
+            }  # fmt: skip
             if self.kind == "gpu" and self.absent:
                 self.send(t="hello", protocol=1, pid=os.getpid(), device=None,
                           reason="there is no render node", code=self.absent)  # fmt: skip
@@ -137,7 +139,7 @@ class Fake:
             os.close(fd)
             self.send(t="progress", model=m["model"], value=0.5)
             time.sleep(self.slow_load)
-            if head.startswith(b"GGUF") or head.startswith(b"PVRM"):
+            if head.startswith((b"GGUF", b"PVRM")):
                 self.send(t="loaded", model=m["model"], info={"arch": "fake", "context": 4096})
             else:
                 self.send(t="error", model=m["model"], error="BadModel", message="no model")
@@ -199,8 +201,8 @@ class Fake:
             os._exit(9)
         ring[base + layout["out"]["planes"][0]["offset"]] = source ^ 0xFF
         fallback = 1 if source == 68 else 0
-        self.send(t="frame.done", session=m["session"], seq=m["seq"], slot=m["slot"], status=fallback,
-                  ms=1.5, tiles=4, tiles_fallback=fallback)  # fmt: skip
+        self.send(t="frame.done", session=m["session"], seq=m["seq"], slot=m["slot"],
+                  status=fallback, ms=1.5, tiles=4, tiles_fallback=fallback)  # fmt: skip
 
 
 def main() -> None:

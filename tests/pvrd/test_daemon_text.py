@@ -17,7 +17,7 @@ def daemon(start: Any) -> Any:
     return start({"deadlines.slice_s": 0.4, "deadlines.ping_s": 0.1})
 
 
-@pytest.fixture()
+@pytest.fixture
 def session(daemon: Any, caller: Any) -> str:
     caller.state("gpu")
     path: str = caller.open_text()
@@ -134,7 +134,7 @@ def test_gpu_without_memory_falls_back(start: Any, callers: Any, lines: Any) -> 
     assert (got[-1]["type"], got[-1]["error"]) == ("error", "OutOfMemory")
 
 
-def test_busy_cancel_and_gone_reader(daemon: Any, start: Any, callers: Any, lines: Any, until: Any) -> None:
+def test_busy_cancel_and_gone_reader(start: Any, callers: Any, lines: Any, until: Any) -> None:
     start()
     caller = callers()
     caller.state("gpu")

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Video and pictures over the bus, with fake workers: each frame once and in order."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+import pytest
+
+from pvrd.bus import plain
+from pvrd.slot_socket import SlotMessage
+
+pytestmark = pytest.mark.bus
+SUBMIT, DONE, CREDIT, DROP, ERROR = 1, 2, 3, 4, 5
+VIDEO = "org.pvrd.Pvrd1.VideoSession"
+
+
+class Video:
+    """A video session as a client sees it."""
+
+    def __init__(self, caller: Any, **options: Any) -> None:
+        self.caller = caller
+        given = {"width": 16, "height": 8, **options}
+        reply = caller.call("OpenVideo", "a{sv}", [caller.options(**given)])
+        self.path, ring, sock, layout = reply.body
+        self.layout = plain(layout)
+        fd = reply.fds.take(ring)
+        self.ring = mmap.mmap(fd, self.layout["ring_bytes"])
+        self.size = os.fstat(fd).st_size
+        self.seals = fcntl.fcntl(fd, 1034)
+        os.close(fd)
+        self.sock = socket.socket(fileno=reply.fds.take(sock))
+        self.sock.settimeout(30)
+        credit = self.read()
+        assert (credit.type, credit.credits) == (CREDIT, self.layout["slots"])
+
+    def read(self) -> SlotMessage:
+        return SlotMessage.unpack(self.sock.recv(128))
+
+    def submit(self, seq: int, value: int = 1, deadline: int = 0, slot: int | None = None) -> None:
+        slot = seq % self.layout["slots"] if slot is None else slot
+        if slot < self.layout["slots"]:
+            self.ring[slot * self.layout["slot_bytes"]] = value
+        self.sock.send(SlotMessage(SUBMIT, seq, slot, pts=1000 + seq, deadline=deadline).pack())
+
+    def output(self, slot: int) -> int:
+        return self.ring[slot * self.layout["slot_bytes"] + self.layout["out_planes"][0][0]]
+
+    def close(self) -> None:
+        self.sock.close()
+        self.ring.close()
+
+
+def stream_frames(video: Video, count: int, special: dict[int, int]) -> list[SlotMessage]:
+    """Sends frames as credits allow; what came back."""
+    got: list[SlotMessage] = []
+    sent, credits = 0, video.layout["slots"]
+    while len(got) < count:
+        while credits and sent < count:
+            video.submit(sent, special.get(sent, 1 + sent % 60))
+            sent, credits = sent + 1, credits - 1
+        message = video.read()
+        assert message.type == DONE, message
+        value = special.get(message.seq, 1 + message.seq % 60)
+        assert video.output(message.slot) == value ^ 0xFF
+        got.append(message)
+        credits += 1
+    return got
+
+
+@pytest.fixture(scope="module")
+def daemon(start: Any) -> Any:
+    return start()
+
+
+def test_frames(daemon: Any, caller: Any) -> None:
+    caller.state("gpu")
+    video = Video(caller)
+    assert video.layout["in_planes"] == [[0, 64, 16, 8], [512, 64, 8, 4], [768, 64, 8, 4]]
+    assert video.layout["out_planes"][0] == [4096, 64, 32, 16]
+    assert (video.layout["model"], video.layout["out_width"]) == ("fake-x2", 32)
+    assert video.size == video.layout["ring_bytes"] == 4 * video.layout["slot_bytes"]
+    assert video.seals == 1 | 2 | 4
+    got = stream_frames(video, 50, {30: 68})
+    assert [m.seq for m in got] == list(range(50))
+    assert [m.pts for m in got] == [1000 + n for n in range(50)]
+    assert {(m.tiles, m.work_ns, m.device) for m in got} == {(4, 1500000, 1)}
+    assert [m.seq for m in got if m.status == 1 and m.tiles_fallback == 1] == [30]
+    assert caller.get("Frames", video.path, VIDEO) == 50
+    assert caller.get("Degraded", video.path, VIDEO) == 1
+    video.close()
+
+
+@pytest.mark.parametrize(
+    ("hostile", "status"),
+    [
+        (lambda v: v.sock.send(b"garbage"), 1),
+        (lambda v: v.sock.send(bytes(64)), 1),
+        (lambda v: v.sock.send(bytes(5000)), 1),
+        (lambda v: v.sock.send(SlotMessage(DONE).pack()), 1),
+        (lambda v: socket.send_fds(v.sock, [SlotMessage(SUBMIT).pack()], [0, 1, 2]), 1),
+        (lambda v: [v.submit(5, slot=0), v.submit(5, slot=1)], 3),
+        (lambda v: [v.submit(5, slot=0), v.submit(4, slot=1)], 3),
+        (lambda v: v.submit(0, slot=99), 4),
+    ],
+)
+def test_garbage_closes_the_session(
+    daemon: Any, caller: Any, until: Any, hostile: Any, status: int
+) -> None:
+    caller.state("gpu")
+    video = Video(caller)
+    hostile(video)
+    while (message := video.read()).type != ERROR:
+        assert message.type == DONE
+    assert message.status == status
+    assert video.sock.recv(1) == b""
+    until(lambda: caller.fails("Close", path=video.path, interface=VIDEO)[0] == "NoSuchSession")
+    video.close()
+
+
+def test_worker_dies_and_the_session_returns(start: Any, callers: Any) -> None:
+    start()
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller)
+    got = stream_frames(video, 40, {10: 66})
+    assert [m.seq for m in got] == list(range(40))
+    assert got[9].device == 1
+    assert got[10].device == 2
+    assert caller.get("Restarts", video.path, VIDEO) == 1
+    caller.state("gpu")
+    device = 2
+    seq = 40
+    while device == 2:  # until a frame comes from the GPU again
+        video.submit(seq)
+        message = video.read()
+        assert (message.type, message.seq) == (DONE, seq)
+        device, seq = message.device, seq + 1
+    video.close()
+
+
+def test_frame_that_kills_three_workers(start: Any, callers: Any, until: Any) -> None:
+    start()
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller)
+    video.submit(0, 1)
+    assert video.read().type == DONE
+    video.submit(1, 67)
+    message = video.read()
+    assert (message.type, message.status) == (ERROR, 5)
+    assert video.sock.recv(1) == b""
+    assert caller.get("Error", video.path, VIDEO).startswith("DeviceLost")
+    caller.call("Close", path=video.path, interface=VIDEO)
+    video.close()
+    caller.state("gpu")
+    again = Video(caller)
+    stream_frames(again, 5, {})
+    again.close()
+
+
+def test_late_frame_is_dropped(start: Any, callers: Any) -> None:
+    start()
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller)
+    video.submit(0)
+    video.submit(1, deadline=1)
+    video.submit(2, deadline=time.monotonic_ns() + 10**12)
+    got = [video.read() for _ in range(3)]
+    assert [(m.type, m.seq, m.slot) for m in got] == [(DONE, 0, 0), (DROP, 1, 1), (DONE, 2, 2)]
+    video.submit(3, slot=1)
+    assert video.read().type == DONE
+    video.close()
+
+
+def test_beyond_credits(start: Any, callers: Any) -> None:
+    start(arguments=["--slow-load", "5"])
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller, slots=2)
+    for seq in range(2):
+        video.submit(seq)
+    video.submit(2)
+    message = video.read()
+    assert (message.type, message.status) == (ERROR, 2)
+    video.close()
+
+
+def test_slots_follow_the_quota(start: Any, callers: Any) -> None:
+    start({"limits.bytes": 300000, "limits.sessions": 2})
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller, width=128, height=128)
+    assert video.layout["slots"] < 4
+    wanted = caller.options(width=128, height=128, slots=4)
+    name, text = caller.fails("OpenVideo", "a{sv}", [wanted])
+    assert name == "QuotaExceeded"
+    assert "300000" in text
+    caller.call("Close", path=video.path, interface=VIDEO)
+    video.close()
+    first = Video(caller, width=128, height=128)
+    assert first.layout["slots"] == video.layout["slots"]
+    caller.open_text()
+    assert caller.fails("OpenText", "a{sv}", [{}])[0] == "QuotaExceeded"
+    first.close()
+
+
+def test_the_session_ends_with_its_socket(start: Any, callers: Any, until: Any) -> None:
+    daemon = start()
+    caller = callers()
+    caller.state("gpu")
+    before = daemon.fds()
+    for _ in range(20):
+        video = Video(caller)
+        stream_frames(video, 3, {})
+        video.close()
+    until(lambda: daemon.fds() <= before)
+
+
+def picture(caller: Any, data: bytes, **options: Any) -> Any:
+    fd = os.memfd_create("picture", os.MFD_ALLOW_SEALING)
+    os.write(fd, data)
+    fcntl.fcntl(fd, 1033, 2)
+    try:
+        return caller.call("Upscale", "ha{sv}", [0, caller.options(**options)], [fd])
+    finally:
+        os.close(fd)
+
+
+def test_pictures(start: Any, callers: Any, lines: Any, tmp_path: Any) -> None:
+    start()
+    caller = callers()
+    caller.state("gpu")
+    reply = picture(caller, b"a picture")
+    result, info = reply.fds.take(reply.body[0]), plain(reply.body[1])
+    assert os.pread(result, 100, 0) == b"FAKEa picture"
+    assert info["bytes"] == 13
+    assert (info["width"], info["height"], info["format"]) == (4, 2, "png")
+    assert (info["device"], info["restarts"], info["tiles"]) == ("gpu", 0, 2)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(result, b"x")
+    os.close(result)
+    # From an ordinary file, with a stream.
+    path = tmp_path / "a file"
+    path.write_bytes(b"more" * 1000)
+    with path.open("rb") as file:
+        file.seek(99)  # the offset is the caller's business
+        body = [0, caller.options(stream=True)]
+        reply = caller.call("Upscale", "ha{sv}", body, [file.fileno()])
+        assert file.tell() == 99
+    result = reply.fds.take(reply.body[1]["result"].value)
+    got = lines(reply.fds.take(reply.body[0])).rest()
+    assert [x["type"] for x in got] == ["progress", "end"]
+    assert got[-1]["bytes"] == 4004
+    assert os.pread(result, 5000, 0) == b"FAKE" + b"more" * 1000
+    os.close(result)
+
+
+def test_hostile_files(start: Any, callers: Any, tmp_path: Any, until: Any) -> None:
+    daemon = start({"limits.bytes": 1000})
+    caller = callers()
+    caller.state("gpu")
+    empty, big = tmp_path / "empty", tmp_path / "big"
+    empty.touch()
+    with big.open("wb") as file:
+        file.truncate(10**12)
+    unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.write(unsealed, b"x")
+    read_end, write_end = os.pipe()
+    write_only = os.open(tmp_path / "w", os.O_WRONLY | os.O_CREAT)
+    os.write(write_only, b"x")
+    handles = {
+        "InvalidArgument": [
+            unsealed, read_end, write_only, os.open(empty, os.O_RDONLY), os.open("/", os.O_RDONLY),
+            os.open(tmp_path, os.O_PATH), os.open("/dev/zero", os.O_RDONLY),
+        ],
+        "QuotaExceeded": [os.open(big, os.O_RDONLY)],
+    }  # fmt: skip
+    before = daemon.fds()
+    for name, fds in handles.items():
+        for fd in fds:
+            for _ in range(3):
+                assert caller.fails("Upscale", "ha{sv}", [0, {}], [fd])[0] == name
+            os.close(fd)
+    os.close(write_end)
+    assert caller.fails("Upscale", "ha{sv}", [3, {}], [0])[0] == "InvalidArgument"
+    until(lambda: daemon.fds() <= before)
+
+
+def test_message_form() -> None:
+    message = SlotMessage(SUBMIT, 2**63, 3, 0, -5, 7)
+    data = message.pack()
+    assert len(data) == 64
+    assert struct.unpack_from("<IHHQI", data) == (0x53525650, 1, 1, 2**63, 3)
+    assert struct.unpack_from("<qQ", data, 24) == (-5, 7)
+    assert SlotMessage.unpack(data) == message
+    assert select.PIPE_BUF == 4096
