@@ -2,6 +2,8 @@
 /* Units of a KV head and 64 positions are shared out over the team: each has its own softmax and sums for all query
  * heads of the KV head, which are joined afterwards (flash decoding). The cut does not depend on the size of the
  * team, nor does the result. */
+#include <math.h>
+
 #include "lanes.h"
 
 enum { POSITIONS = 64, TOGETHER = 4, MAX_DIM = 256 };
@@ -55,15 +57,19 @@ PVR_INLINE void unit(const float *q, float scale, const uint16_t *k, const uint1
             padded[h * MAX_DIM + d] = d < dim ? q[h * dim + d] * scale : 0;
     scores(padded, k, dim, n, together, weights);
     for (size_t h = 0; h < together; h++) {
-        float most = -3e38f, sum = 0;
-        for (size_t p = 0; p < n; p++)
-            most = weights[h][p] > most ? weights[h][p] : most;
-        for (size_t p = 0; p < n; p++)
-            weights[h][p] = pvr_exp(weights[h][p] - most);
-        for (size_t p = 0; p < n; p++)
-            sum += weights[h][p];
-        record[h * stride] = most;
-        record[h * stride + 1] = sum;
+        for (size_t p = n; p < POSITIONS; p++)
+            weights[h][p] = -3e38f;
+        vf most = vf_load(weights[h]), sum = vf_set1(0);
+        for (size_t p = LANES; p < POSITIONS; p += LANES)
+            most = vf_max(most, vf_load(weights[h] + p));
+        record[h * stride] = vf_most(most);
+        most = vf_set1(record[h * stride]);
+        for (size_t p = 0; p < POSITIONS; p += LANES) {
+            vf weight = vf_exp(vf_sub(vf_load(weights[h] + p), most));
+            vf_store(weights[h] + p, weight);
+            sum = vf_add(sum, weight);
+        }
+        record[h * stride + 1] = vf_sum(sum);
     }
     values(weights, v, dim, n, together, record + 2, stride);
 }
@@ -76,7 +82,7 @@ static void join(const float *record, size_t chunks, size_t dim, float *out) {
     for (size_t d = 0; d < dim; d++)
         out[d] = 0;
     for (size_t c = 0; c < chunks; c++, record += stride) {
-        const float weight = pvr_exp(record[0] - most);
+        const float weight = expf(record[0] - most);
         total += weight * record[1];
         for (size_t d = 0; d < dim; d++)
             out[d] += weight * record[2 + d];

@@ -2,10 +2,12 @@
 /* Units of up to 16 tokens of up to 4 query heads of a KV head are dealt out to the team. A unit goes over the positions
  * in blocks of 32: K transposed and V as float32 in scratch, then scores and weighted sums as small matrix products of
  * 4 rows (a row: a head of a token) that stay in registers; the softmax is kept up as the blocks come. */
+#include <math.h>
+
 #include "lanes.h"
 
 enum {
-    POSITIONS = 32,
+    POSITIONS = 2 * LANES,
     TOKENS = 16,
     TOGETHER = 4,
     ROWS = TOKENS * TOGETHER,
@@ -65,22 +67,28 @@ PVR_INLINE void product(const float *a, size_t lda, const float *b, size_t ldb, 
 /* Scores of a row's first n positions of the block become weights, those of the others 0. */
 static void soften(work *w, size_t row, size_t n, size_t pad) {
     float *score = w->weights + row * POSITIONS;
-    float most = w->most[row], sum = 0;
-    for (size_t i = 0; i < n; i++)
-        most = score[i] > most ? score[i] : most;
-    for (size_t i = 0; i < POSITIONS; i++)
-        score[i] = i < n ? pvr_exp(score[i] - most) : 0.0f;
-    for (size_t i = 0; i < POSITIONS; i++)
-        sum += score[i];
+    if (n == 0) {
+        memset(score, 0, POSITIONS * sizeof *score);
+        return;
+    }
+    for (size_t i = n; i < POSITIONS; i++)
+        score[i] = -3e38f;
+    vf a = vf_load(score), b = vf_load(score + LANES);
+    float most = vf_most(vf_max(a, b));
+    most = most > w->most[row] ? most : w->most[row];
+    a = vf_exp(vf_sub(a, vf_set1(most)));
+    b = vf_exp(vf_sub(b, vf_set1(most)));
+    vf_store(score, a);
+    vf_store(score + LANES, b);
     if (most > w->most[row]) {
-        const float shrink = pvr_exp(w->most[row] - most);
+        const float shrink = expf(w->most[row] - most);
         float *sums = w->sums + row * pad;
         for (size_t d = 0; d < pad; d++)
             sums[d] *= shrink;
         w->total[row] *= shrink;
         w->most[row] = most;
     }
-    w->total[row] += sum;
+    w->total[row] += vf_sum(vf_add(a, b));
 }
 
 static void load_block(work *w, const uint16_t *k, const uint16_t *v, size_t n, size_t dim, size_t pad) {

@@ -14,6 +14,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -59,24 +61,6 @@ static inline uint16_t pvr_to_half(float f) {
 #endif
 }
 
-/* exp(x), to 2 units in the last place; exp(-87.3) below and exp(88) above that range. Free of branches: loops over it
- * vectorise. (Range reduction and polynomial as in Cephes' expf.) */
-PVR_INLINE float pvr_exp(float x) {
-    x = x < -87.3f ? -87.3f : x;
-    x = x > 88.0f ? 88.0f : x;
-    float shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the integer is in the low bits */
-    float n = shifted - 12582912.0f;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    return p * pvr_float((pvr_bits(shifted) - 0x4b400000u + 127u) << 23);
-}
-
 #if defined(PVR_AVX512)
 
 typedef __m512 vf;
@@ -88,7 +72,16 @@ PVR_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
 PVR_INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 PVR_INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 PVR_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+PVR_INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+PVR_INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+PVR_INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+PVR_INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 PVR_INLINE float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
+PVR_INLINE float vf_most(vf a) { return _mm512_reduce_max_ps(a); }
+PVR_INLINE vf lanes_power_(vf a) { /* see vf_exp */
+    __m512i bits = _mm512_add_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
+}
 PVR_INLINE vf vf_of_int(vi a) { return _mm512_cvtepi32_ps(a); }
 /* Sixteen halves. */
 PVR_INLINE vf vf_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
@@ -115,6 +108,21 @@ PVR_INLINE vf vf_mul(vf x, vf y) { return (vf){_mm256_mul_ps(x.a, y.a), _mm256_m
 PVR_INLINE vf vf_fma(vf x, vf y, vf z) {
     return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
+PVR_INLINE vf vf_sub(vf x, vf y) { return (vf){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+PVR_INLINE vf vf_div(vf x, vf y) { return (vf){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+PVR_INLINE vf vf_max(vf x, vf y) { return (vf){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+PVR_INLINE vf vf_min(vf x, vf y) { return (vf){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+PVR_INLINE float vf_most(vf x) {
+    __m256 s = _mm256_max_ps(x.a, x.b);
+    __m128 t = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
+}
+PVR_INLINE __m256 lanes_power1_(__m256 a) {
+    __m256i bits = _mm256_add_epi32(_mm256_castps_si256(a), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23));
+}
+PVR_INLINE vf lanes_power_(vf x) { return (vf){lanes_power1_(x.a), lanes_power1_(x.b)}; }
 PVR_INLINE float vf_sum(vf x) {
     __m256 s = _mm256_add_ps(x.a, x.b);
     __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
@@ -142,6 +150,7 @@ PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
 typedef float f4 __attribute__((vector_size(16)));
 typedef int32_t i4 __attribute__((vector_size(16)));
 typedef uint32_t u4 __attribute__((vector_size(16)));
+typedef uint16_t h4 __attribute__((vector_size(8)));
 typedef struct { f4 v[4]; } vf;
 typedef struct { i4 v[4]; } vi;
 
@@ -169,6 +178,41 @@ PVR_INLINE vf vf_fma(vf a, vf b, vf c) {
     LANES_EACH_ c.v[i_] += a.v[i_] * b.v[i_];
     return c;
 }
+PVR_INLINE vf vf_sub(vf a, vf b) {
+    LANES_EACH_ a.v[i_] -= b.v[i_];
+    return a;
+}
+PVR_INLINE vf vf_div(vf a, vf b) {
+    LANES_EACH_ a.v[i_] /= b.v[i_];
+    return a;
+}
+PVR_INLINE f4 lanes_max_(f4 a, f4 b) {
+#if defined(__aarch64__)
+    return (f4)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+#elif defined(__SSE2__)
+    return (f4)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    u4 greater = (u4)(a > b);
+    return (f4)((greater & (u4)a) | (~greater & (u4)b));
+#endif
+}
+PVR_INLINE vf vf_max(vf a, vf b) {
+    LANES_EACH_ a.v[i_] = lanes_max_(a.v[i_], b.v[i_]);
+    return a;
+}
+PVR_INLINE vf vf_min(vf a, vf b) {
+    LANES_EACH_ a.v[i_] = -lanes_max_(-a.v[i_], -b.v[i_]);
+    return a;
+}
+PVR_INLINE float vf_most(vf a) {
+    f4 s = lanes_max_(lanes_max_(a.v[0], a.v[1]), lanes_max_(a.v[2], a.v[3]));
+    float x = s[0] > s[1] ? s[0] : s[1], y = s[2] > s[3] ? s[2] : s[3];
+    return x > y ? x : y;
+}
+PVR_INLINE vf lanes_power_(vf a) {
+    LANES_EACH_ a.v[i_] = (f4)(((u4)a.v[i_] + 127) << 23);
+    return a;
+}
 PVR_INLINE float vf_sum(vf a) {
     f4 s = (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
     return (s[0] + s[1]) + (s[2] + s[3]);
@@ -192,8 +236,9 @@ PVR_INLINE f4 lanes_halves_(u4 h) {
 PVR_INLINE vf vf_half(const uint16_t *p) {
     vf r;
     LANES_EACH_ {
-        u4 h = {p[4 * i_], p[4 * i_ + 1], p[4 * i_ + 2], p[4 * i_ + 3]};
-        r.v[i_] = lanes_halves_(h);
+        h4 h;
+        memcpy(&h, p + 4 * i_, sizeof h);
+        r.v[i_] = lanes_halves_(__builtin_convertvector(h, u4));
     }
     return r;
 }
@@ -207,6 +252,23 @@ PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
 }
 
 #endif
+
+/* exp(x), to 2 units in the last place; exp(-87.3) below and exp(88) above that range. (Range reduction and polynomial
+ * as in Cephes' expf.) */
+PVR_INLINE vf vf_exp(vf x) {
+    x = vf_min(vf_max(x, vf_set1(-87.3f)), vf_set1(88.0f));
+    const vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: added to it, a number leaves its integer in the low bits */
+    vf shifted = vf_fma(x, vf_set1(1.44269504f), magic);
+    vf n = vf_sub(shifted, magic);
+    vf r = vf_fma(n, vf_set1(2.12194440e-4f), vf_fma(n, vf_set1(-0.693359375f), x));
+    vf p = vf_fma(vf_set1(1.9875691500e-4f), r, vf_set1(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_set1(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
+    p = vf_fma(p, vf_mul(r, r), vf_add(r, vf_set1(1.0f)));
+    return vf_mul(p, lanes_power_(shifted));
+}
 
 /* n <= 16 floats or halves, the rest of the lanes 0. */
 PVR_INLINE vf vf_load_n(const float *p, size_t n) {

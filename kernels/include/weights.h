@@ -27,19 +27,19 @@ PVR_INLINE size_t weights_block_words(uint32_t fmt) {
     return fmt == PVR_Q4 ? WEIGHTS_Q4 : fmt == PVR_Q8 ? WEIGHTS_Q8 : WEIGHTS_F16;
 }
 
-/* One block of `tokens` rounded activations is int8 [tokens][32], then float scale, float sum and int32 sum of the int8
- * for each token. */
+/* One block of `tokens` rounded activations is int8 [tokens][32], then float scale, float sum and int32 start (-128
+ * times the sum of the int8, see vb_signed) for each token. */
 PVR_INLINE size_t weights_quants_nbytes(size_t k, size_t tokens) { return k / WEIGHTS_BLOCK * tokens * 44; }
 
 /* Rounds 32 activations of a token into place `token` of a block. x = NULL: zeros. */
 static inline void weights_quantise(const float *x, uint8_t *block, size_t token, size_t tokens) {
     int8_t *q = (int8_t *)block + token * WEIGHTS_BLOCK;
     float *scale = (float *)(block + tokens * WEIGHTS_BLOCK) + token, *sum = scale + tokens;
-    int32_t *isum = (int32_t *)(sum + tokens);
+    int32_t *start = (int32_t *)(sum + tokens);
     if (!x) {
         memset(q, 0, WEIGHTS_BLOCK);
         *scale = *sum = 0;
-        *isum = 0;
+        *start = 0;
         return;
     }
     int32_t most = 0; /* as bits, whose order is that of the magnitudes */
@@ -57,7 +57,7 @@ static inline void weights_quantise(const float *x, uint8_t *block, size_t token
     }
     *scale = range > 1e-30f ? range / 127.0f : 0.0f;
     *sum = *scale * (float)total;
-    *isum = total;
+    *start = -128 * total;
 }
 
 /* Bytes of 16 rows x 4 k (vb), and the running dot products of a block (vd). _u: weights 0..15, _s: int8. */
@@ -79,7 +79,7 @@ PVR_INLINE __m512i vb_four_(const int8_t *x) {
 PVR_INLINE vd vd_start_u(void) { return _mm512_setzero_si512(); }
 PVR_INLINE vd vd_dot_u(vd d, vb w, const int8_t *x) { return _mm512_dpbusd_epi32(d, w, vb_four_(x)); }
 PVR_INLINE vi vd_end_u(vd d) { return d; }
-PVR_INLINE vd vd_start_s(int32_t isum) { return _mm512_set1_epi32(-128 * isum); }
+PVR_INLINE vd vd_start_s(int32_t start) { return _mm512_set1_epi32(start); }
 PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) { return _mm512_dpbusd_epi32(d, w, vb_four_(x)); }
 PVR_INLINE vi vd_end_s(vd d) { return d; }
 
@@ -118,8 +118,8 @@ PVR_INLINE __m256i vd_signed_(__m256i w, __m256i x) {
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
-PVR_INLINE vd vd_start_s(int32_t isum) {
-    (void)isum;
+PVR_INLINE vd vd_start_s(int32_t start) {
+    (void)start;
     return vd_start_u();
 }
 PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
@@ -180,8 +180,8 @@ PVR_INLINE vi vd_end_u(vd d) {
 #endif
     return r;
 }
-PVR_INLINE vd vd_start_s(int32_t isum) {
-    (void)isum;
+PVR_INLINE vd vd_start_s(int32_t start) {
+    (void)start;
     return vd_start_u();
 }
 PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) { return vd_dot_u(d, w, x); }
@@ -213,7 +213,6 @@ PVR_INLINE vd vd_start_u(void) {
     return d;
 }
 #if defined(__SSE2__)
-#include <emmintrin.h>
 /* pmaddwd: bytes 0 and 2 of a word as two 16-bit numbers, then bytes 1 and 3. */
 PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
     __m128i even = _mm_set1_epi32((int32_t)((uint16_t)x[0] | (uint32_t)(uint16_t)x[2] << 16));
@@ -236,8 +235,8 @@ PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
 #endif
 PVR_INLINE vd vd_dot_u(vd d, vb w, const int8_t *x) { return vd_dot_s(d, w, x); }
 PVR_INLINE vi vd_end_u(vd d) { return d; }
-PVR_INLINE vd vd_start_s(int32_t isum) {
-    (void)isum;
+PVR_INLINE vd vd_start_s(int32_t start) {
+    (void)start;
     return vd_start_u();
 }
 PVR_INLINE vi vd_end_s(vd d) { return d; }
@@ -279,7 +278,7 @@ PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8
     for (size_t b = 0; b < blocks; b++, tile += WEIGHTS_Q8, quants += tokens * 44) {
         const int8_t *q = (const int8_t *)quants;
         const float *scale = (const float *)(quants + tokens * WEIGHTS_BLOCK);
-        const int32_t *isum = (const int32_t *)(scale + 2 * tokens);
+        const int32_t *start = (const int32_t *)(scale + 2 * tokens);
         vf factor, none;
         vf_half2(tile, &factor, &none);
         vb w[8];
@@ -288,7 +287,7 @@ PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8
             w[j] = vb_signed(vb_load(tile + 16 + 16 * j));
 #pragma GCC unroll 8
         for (size_t t = 0; t < tokens; t++) {
-            vd d = vd_start_s(isum[t]);
+            vd d = vd_start_s(start[t]);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++)
                 d = vd_dot_s(d, w[j], q + t * WEIGHTS_BLOCK + 4 * j);

@@ -4,6 +4,12 @@
 
 enum { PIECE = 64 };
 
+PVR_INLINE void gated(const float *gate, const float *up, float *h, size_t n) {
+    const vf one = vf_set1(1), g = vf_load_n(gate, n);
+    const vf sigmoid = vf_div(one, vf_add(one, vf_exp(vf_sub(vf_set1(0), g))));
+    vf_store_n(h, vf_mul(vf_mul(g, sigmoid), vf_load_n(up, n)), n);
+}
+
 PVR_OP(swiglu) {
     const size_t f = call->push[0], pieces = (f + PIECE - 1) / PIECE;
     size_t begin, end;
@@ -11,9 +17,9 @@ PVR_OP(swiglu) {
     for (size_t piece = begin; piece < end; piece++) {
         const size_t row = piece / pieces, from = piece % pieces * PIECE;
         const size_t n = f - from < PIECE ? f - from : PIECE;
-        const float *restrict gate = (const float *)call->buf[1] + row * 2 * f + from, *restrict up = gate + f;
-        float *restrict h = (float *)call->buf[2] + row * f + from;
-        for (size_t i = 0; i < n; i++)
-            h[i] = gate[i] / (1.0f + pvr_exp(-gate[i])) * up[i];
+        const float *gate = (const float *)call->buf[1] + row * 2 * f + from;
+        float *h = (float *)call->buf[2] + row * f + from;
+        for (size_t i = 0; i < n; i += LANES)
+            gated(gate + i, gate + f + i, h + i, n - i);
     }
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stage 0: blocks are shared out over the team; the 64th key of a block is found by bisection over its bits (counting
- * vectorises), then whatever lies above, and of the equals the first, is sorted. Stage 1: one thread merges the lists
+ * vectorises), then whatever lies above, and of the equals the first, is put in order by counting. Stage 1: one thread merges the lists
  * with a heap of their heads. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "lanes.h"
 
@@ -26,9 +25,21 @@ PVR_INLINE float value_of(uint32_t key) { return pvr_float(key >> 31 ? key & 0x7
 
 static inline int before(entry a, entry b) { return a.key > b.key || (a.key == b.key && a.id < b.id); }
 
-static int compare(const void *a, const void *b) {
-    const entry *x = a, *y = b;
-    return before(*x, *y) ? -1 : 1;
+/* The sum of exp(x - top) over the numbers of a block. */
+static float sum_of(const uint32_t *keys, uint32_t most, float top) {
+    if (!isfinite(top)) { /* then those that equal it are all that counts */
+        size_t count = 0;
+        for (size_t i = 0; i < BLOCK; i++)
+            count += most > 1 && keys[i] == most;
+        return (float)count;
+    }
+    vf sum = vf_set1(0);
+    float values[BLOCK];
+    for (size_t i = 0; i < BLOCK; i++)
+        values[i] = keys[i] > 1 ? value_of(keys[i]) : -3e38f;
+    for (size_t i = 0; i < BLOCK; i += LANES)
+        sum = vf_add(sum, vf_exp(vf_sub(vf_load(values + i), vf_set1(top))));
+    return vf_sum(sum);
 }
 
 static void blockwise(const uint32_t *logits, uint32_t first, size_t n, uint32_t *record) {
@@ -48,30 +59,31 @@ static void blockwise(const uint32_t *logits, uint32_t first, size_t n, uint32_t
         if (count >= TOP)
             limit |= bit;
     }
-    entry chosen[TOP];
+    uint32_t chosen_keys[TOP], chosen_ids[TOP];
     size_t n_chosen = 0;
     for (uint32_t i = 0; i < BLOCK; i++)
-        if (keys[i] > limit)
-            chosen[n_chosen++] = (entry){keys[i], i};
+        if (keys[i] > limit) {
+            chosen_keys[n_chosen] = keys[i];
+            chosen_ids[n_chosen++] = i;
+        }
     for (uint32_t i = 0; n_chosen < TOP; i++)
-        if (keys[i] == limit)
-            chosen[n_chosen++] = (entry){limit, i};
-    qsort(chosen, TOP, sizeof *chosen, compare);
+        if (keys[i] == limit) {
+            chosen_keys[n_chosen] = limit;
+            chosen_ids[n_chosen++] = i;
+        }
+    /* The place of each is the number of those before it; the ids rise among equals as they stand. */
     for (size_t i = 0; i < TOP; i++) {
-        record[2 * i] = chosen[i].key ? first + chosen[i].id : NONE;
-        record[2 * i + 1] = chosen[i].key ? logits[first + chosen[i].id] : LEAST;
+        uint32_t rank = 0;
+        for (size_t j = 0; j < TOP; j++)
+            rank += (chosen_keys[j] > chosen_keys[i]) | ((chosen_keys[j] == chosen_keys[i]) & (j < i));
+        const uint32_t id = first + chosen_ids[i];
+        record[2 * rank] = chosen_keys[i] ? id : NONE;
+        record[2 * rank + 1] = chosen_keys[i] ? logits[id] : LEAST;
     }
 
     const float top = most > 1 ? value_of(most) : pvr_float(LEAST);
-    float sums[LANES] = {0};
-    for (size_t i = 0; i < BLOCK; i += LANES)
-        for (size_t j = 0; j < LANES; j++) {
-            uint32_t key = keys[i + j];
-            float weight = key == most ? 1.0f : pvr_exp(value_of(key) - top);
-            sums[j] += key > 1 ? weight : 0.0f;
-        }
     record[2 * TOP] = pvr_bits(top);
-    record[2 * TOP + 1] = pvr_bits(vf_sum(vf_load(sums)));
+    record[2 * TOP + 1] = pvr_bits(sum_of(keys, most, top));
 }
 
 /* Lets entry i of a heap of list heads sink to its place. */
@@ -104,7 +116,7 @@ static void merge(const uint32_t *part, size_t blocks, uint32_t *out, void *scra
     }
     for (size_t b = 0; b < blocks; b++) {
         float most = pvr_float(part[b * RECORD + 2 * TOP]);
-        sum += pvr_float(part[b * RECORD + 2 * TOP + 1]) * (most == top ? 1.0f : pvr_exp(most - top));
+        sum += pvr_float(part[b * RECORD + 2 * TOP + 1]) * (most == top ? 1.0f : expf(most - top));
     }
     out[2 * TOP] = pvr_bits(top);
     out[2 * TOP + 1] = pvr_bits(sum > 0 ? top + logf(sum) : top);

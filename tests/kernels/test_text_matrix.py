@@ -65,7 +65,7 @@ def product(
     window = want[:tokens, y0 : y0 + n]
     base = window.copy() if push["accumulate"] else 0.0
     size = np.abs(used) @ np.abs(w).T  # what float32 sums may be wrong by is a part of it
-    if fmt == "f16" or not runner.isa:
+    if fmt == "f16" or runner.backend.info.kind == "gpu":
         window[:] = base + used @ w.T
         bound = 2e-6 * size
     else:
