@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Graph: what a model computes, the same for every device.
 
-Values are named and written once; a weight is a matrix or vector that stays in its source file until it is packed.
-Passes (engine/passes) turn a Graph into a Graph and note what they changed.
+Values are named and written once; a weight is a matrix or vector that stays in its source file
+until it is packed. Passes (engine/passes) turn a Graph into a Graph and note what they changed.
 
 Operations (inputs -> output; weights; attributes):
 
@@ -11,7 +11,7 @@ Operations (inputs -> output; weights; attributes):
     linear     x [, residual] -> y [T, n]; one or more matrices whose rows follow each other; n, k
     rope       x -> y; [table]; heads, dim, rope_dims, neox
     attention  q, k, v -> a; heads, kv_heads, dim, layer
-    rope_kv    qkv -> qkv'; table; heads, kv_heads, dim, rope_dims, neox, layer (stores K and V as well)
+    rope_kv    qkv -> qkv'; table; heads, kv_heads, dim, rope_dims, neox, layer; stores K and V
     attend     qkv' -> a; heads, kv_heads, dim, layer
     silu, mul, add, swiglu (gate then up -> h; f)
     topk       logits -> out; v
@@ -27,9 +27,22 @@ from engine.errors import BadModel
 
 Attr = int | float | bool | str
 
-# Shapes of what an operation needs, checked when a compiled model is opened.
+# Checked when a compiled model is opened.
 OPS = frozenset(
-    "lookup rms_norm linear rope attention rope_kv attend silu mul add swiglu topk".split()
+    {
+        "lookup",
+        "rms_norm",
+        "linear",
+        "rope",
+        "attention",
+        "rope_kv",
+        "attend",
+        "silu",
+        "mul",
+        "add",
+        "swiglu",
+        "topk",
+    }
 )
 
 
@@ -45,8 +58,9 @@ class Part:
 class Weight:
     """A matrix [n, k] (or a vector, n = 1) from the rows of its parts, one under the other.
 
-    `source` is the type in the file (Q4_1, F16 …; "computed" for tables that a pass made), `format` the one that
-    kernels read, "" until it is decided; `layout` is "rows" in the file and "tile16" once packed.
+    `source` is the type in the file (Q4_1, F16 …; "computed" for tables that a pass made), `format`
+    the one that kernels read, "" until it is decided; `layout` is "rows" in the file and "tile16"
+    once packed.
     """
 
     name: str
@@ -115,7 +129,8 @@ class Graph:
         """This graph, when it holds together.
 
         Raises:
-            BadModel: an unknown operation or weight, a value that is read before it is written or written twice.
+            BadModel: an unknown operation or weight, a value that is read before it is written or
+                written twice.
         """
         known = {"ids"}
         for node in self.nodes:

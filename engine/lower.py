@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph + what a device allows -> Program.
 
-Buffers of a text program: `params`, `ids` (input, u32 for each token of a chunk), scratch for x, h, qkv, a, gu, f,
-`logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk` (output) and one buffer for each weight. Sequences:
-`decode` (one token), `prefill` (up to `chunk` tokens), `head` (the last row's norm, logits and topk). Scratch is not
-shared by lifetime: one buffer, one purpose.
+Buffers of a text program: `params`, `ids` (input, u32 for each token of a chunk), scratch for x, h,
+qkv, a, gu, f, `logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk` (output) and one
+buffer for each weight. Sequences: `decode` (one token), `prefill` (up to `chunk` tokens), `head`
+(the last row's norm, logits and topk). Scratch is not shared by lifetime: one buffer, one purpose.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Allow = Callable[[str, str], bool]
 SHARD_ROWS = 4 * packing.ROWS
 
 
-def _allow_all(op: str, variant: str) -> bool:
+def allow_all(op: str, variant: str) -> bool:
+    """Every variant may be used."""
     return True
 
 
@@ -45,9 +46,11 @@ def fits(variant: Variant, device: DeviceInfo) -> bool:
 
 
 def choose(contract: Contract, device: DeviceInfo, fmt: str | None, allow: Allow) -> Variant:
-    """The variant for a device: the first that is not baseline and fits, else the first baseline one.
+    """The variant for a device: the first that is not baseline and fits, else the first baseline
+    one.
 
-    Variants of operations that read weights are named after the format, alone or with a suffix (`q4`, `q4_dot`).
+    Variants of operations that read weights are named after the format, alone or with a suffix
+    (`q4`, `q4_dot`).
 
     Raises:
         BadModel: no variant is left.
@@ -76,15 +79,16 @@ def weight_nbytes(w: Weight) -> int:
 
 
 def lower(
-    graph: Graph, device: DeviceInfo, context: int, chunk: int, allow: Allow = _allow_all
+    graph: Graph, device: DeviceInfo, context: int, chunk: int, allow: Allow = allow_all
 ) -> Program:
-    """A program for sessions of `context` tokens that takes prompts in chunks of at most `chunk` tokens.
+    """A program for sessions of `context` tokens that takes prompts in chunks of at most `chunk`
+    tokens.
 
     Raises:
         OutOfMemory: a buffer would be larger than the device can bind.
         BadModel: the graph has operations that only other passes' results have, or no kernel fits.
     """
-    if not 1 <= chunk or not 1 <= context <= int(graph.attrs["context"]):
+    if chunk < 1 or not 1 <= context <= int(graph.attrs["context"]):
         raise ValueError(f"context {context}, chunk {chunk}")
     return _Lowering(graph, device, context, chunk, allow).program()
 
@@ -110,8 +114,9 @@ class _Lowering:
             # A weight may be larger than a binding; it is bound in shards.
             self._buffers[w.name] = Buffer(w.name, weight_nbytes(w), "weight")
         emit = {
-            "lookup": self._lookup, "rms_norm": self._rms_norm, "linear": self._linear, "rope_kv": self._rope_kv,
-            "attend": self._attend, "swiglu": self._swiglu, "topk": self._topk,
+            "lookup": self._lookup, "rms_norm": self._rms_norm, "linear": self._linear,
+            "rope_kv": self._rope_kv, "attend": self._attend, "swiglu": self._swiglu,
+            "topk": self._topk,
         }  # fmt: skip
         if left := {n.op for n in self._graph.nodes} - set(emit):
             raise BadModel(f"The graph's {min(left)} was not fused; no kernel does it alone.")
@@ -129,8 +134,8 @@ class _Lowering:
         most = self._device.limits.max_storage_range
         if nbytes > most:
             raise OutOfMemory(
-                f"The buffer {name} would need {nbytes >> 20} MiB for a context of {self._context} tokens;"
-                f" the device can bind {most >> 20} MiB at most."
+                f"The buffer {name} would need {nbytes >> 20} MiB for a context of {self._context}"
+                f" tokens; the device can bind {most >> 20} MiB at most."
             )
         if name not in self._buffers or self._buffers[name].nbytes < nbytes:
             self._buffers[name] = Buffer(name, nbytes, kind)
@@ -159,11 +164,15 @@ class _Lowering:
             self._calls[sequence].append(Call(op, variant.name, tuple(bindings), data, groups))
 
     def _shards(self, w: Weight) -> Iterator[tuple[Binding, int, int]]:
-        """(binding, first row, rows) for pieces of a matrix that the device can bind and the grid can hold."""
+        """(binding, first row, rows) for pieces of a matrix that the device can bind and the grid
+        can hold.
+        """
         tile = weight_nbytes(w) // -(-w.shape[0] // packing.ROWS)
         most = self._device.limits.max_storage_range // (4 * tile) * SHARD_ROWS
         if most == 0:
-            raise OutOfMemory(f"64 rows of the matrix {w.name} are larger than the device can bind.")
+            raise OutOfMemory(
+                f"64 rows of the matrix {w.name} are larger than the device can bind."
+            )
         if w.shape[0] <= most:
             yield Binding(w.name), 0, w.shape[0]
             return

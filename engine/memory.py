@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory there is, so that a request that cannot fit is refused with figures before it takes any."""
+"""What memory there is, so that a request that cannot fit is refused with figures before it takes
+any.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def available(root: Path = Path("/")) -> int:
 
 
 def admit(parts: dict[str, int], have: int | None = None) -> None:
-    """Lets a request in when its parts (name -> bytes) fit in `have` bytes (None: what is available).
+    """Lets a request in when its parts (name -> bytes) fit in `have` bytes (None: what is
+    available).
 
     Raises:
         OutOfMemory: with the figures.

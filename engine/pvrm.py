@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled model: a header and checksummed, page-aligned blobs, mapped and used as they lie.
 
-File: `PVRM1\\0\\0\\0`, u32 version, u32 bytes of the header, the header (JSON, UTF-8), u32 CRC-32 of the header, then
-the blobs, each at a multiple of ALIGN from the data area, which begins at the first multiple of ALIGN after that.
-The header is the caller's metadata plus `tensors`: a list of {name, format, shape, offset (from the data area), nbytes, crc32}.
-Little-endian throughout. Text and video models share this form.
+File: `PVRM1\\0\\0\\0`, u32 version, u32 bytes of the header, the header (JSON, UTF-8), u32 CRC-32
+of the header, then the blobs, each at a multiple of ALIGN from the data area, which begins at the
+first multiple of ALIGN after that. The header is the caller's metadata plus `tensors`: a list of
+{name, format, shape, offset (from the data area), nbytes, crc32}. Little-endian throughout. Text
+and video models share this form.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _PREFIX = struct.Struct("<8sII")
 
 @dataclass(frozen=True)
 class Blob:
-    """A blob to be written. `chunks()` yields its bytes in order, `nbytes` in sum (buffers of any kind)."""
+    """A blob to be written. `chunks()` yields its bytes in order, `nbytes` in sum (buffers of any
+    kind).
+    """
 
     name: str
     format: str
@@ -186,7 +189,8 @@ class Pvrm:
 
     @classmethod
     def open(cls, source: str | os.PathLike[str] | int, verify: bool = False) -> Pvrm:
-        """Opens a path, or a file descriptor (which stays the caller's). `verify` checks every blob at once.
+        """Opens a path, or a file descriptor (which stays the caller's). `verify` checks every blob
+        at once.
 
         Raises:
             BadModel: no compiled model, another version, damaged or cut short.

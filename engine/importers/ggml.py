@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block types of GGML files, taken apart exactly: which internal format holds each, and the re-packing.
+"""The block types of GGML files, taken apart exactly: which internal format holds each, and the
+re-packing.
 
 Block layouts follow ggml's `ggml-common.h` (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; 32 elements a block).
 """
@@ -20,7 +21,9 @@ Raw = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Type:
-    """A type: its number in the file, elements and bytes of a block, and the internal format of its matrices."""
+    """A type: its number in the file, elements and bytes of a block, and the internal format of its
+    matrices.
+    """
 
     name: str
     number: int
@@ -47,9 +50,10 @@ BY_NUMBER = {t.number: t for t in TYPES.values()}
 
 # Names of the types that are refused, so that the message can say what the file has.
 OTHER_NAMES = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
-    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
+    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bounded reader of GGUF (versions 2 and 3, little-endian), for files that nobody vouches for.
 
-Every count, length and offset is compared with the size of the file before anything is allocated or read. The file is
-read with pread: a descriptor that a client handed over is never mapped.
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Every count, length and offset is compared with the size of the file before anything is allocated or
+read. The file is read with pread: a descriptor that a client handed over is never mapped. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ _WINDOW = 4 << 20
 
 # number -> numpy type of the fixed-size value types
 _SCALARS = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
+    10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor of the file: `shape` is [rows, columns], columns contiguous; `offset` from the file's start."""
+    """A tensor of the file: `shape` is [rows, columns], columns contiguous; `offset` from the
+    file's start.
+    """
 
     name: str
     kind: ggml.Type

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF of the architecture `llama` -> Graph, one node an operation as the architecture is written down.
+"""GGUF of the architecture `llama` -> Graph, one node an operation as the architecture is written
+down.
 
-RMS norm before attention and before the feed-forward part, rotary positions on neighbouring pairs (the order that
-GGUF's llama weights are in), grouped-query attention, SiLU-gated feed-forward part; the output matrix may be the
-embedding table.
+RMS norm before attention and before the feed-forward part, rotary positions on neighbouring pairs
+(the order that GGUF's llama weights are in), grouped-query attention, SiLU-gated feed-forward part;
+the output matrix may be the embedding table.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def import_graph(file: Gguf) -> Graph:
 
 
 def rope_frequencies(file: Gguf, rope_dims: int) -> list[float]:
-    """Turns per position of each pair, as radians: base^(-2i/R), over the scale and the file's factors.
+    """Turns per position of each pair, as radians: base^(-2i/R), over the scale and the file's
+    factors.
 
     Raises:
         BadModel, UnsupportedModel
@@ -86,7 +88,8 @@ class _Importer:
         attrs: dict[str, Attr] = {
             "arch": arch, "layers": self._layers, "hidden": self._hidden, "heads": self._heads,
             "kv_heads": self._kv, "dim": self._dim, "rope_dims": self._rope, "ffn": self._ffn,
-            "vocab": self._vocab, "context": min(self._context, MAX_CONTEXT), "trained_context": self._context,
+            "vocab": self._vocab, "context": min(self._context, MAX_CONTEXT),
+            "trained_context": self._context,
         }  # fmt: skip
         return Graph(tuple(self._nodes), self._weights, attrs).check()
 
@@ -139,9 +142,8 @@ class _Importer:
     def _matrix(self, name: str, n: int, k: int) -> str:
         tensor = self._tensor(name)
         if tensor.shape != (n, k):
-            raise BadModel(
-                f"The tensor {name} has the shape {tensor.shape[1]} x {tensor.shape[0]}, not {k} x {n}."
-            )
+            rows, columns = tensor.shape
+            raise BadModel(f"The tensor {name} has the shape {columns} x {rows}, not {k} x {n}.")
         self._weights[name] = Weight(name, (n, k), tensor.kind.name, (Part(name, n),))
         return name
 
@@ -205,7 +207,9 @@ class _Importer:
         self._add("topk", "topk", (logits,), {"v": self._vocab})
 
     def _all_used(self) -> None:
-        """A tensor that nobody reads means a model that this importer does not understand (biases, say)."""
+        """A tensor that nobody reads means a model that this importer does not understand (biases,
+        say).
+        """
         rest = set(self._file.tensors) - self._used - {"rope_freqs.weight"}
         # Some old files carry a copy of the frequencies in every layer.
         rest = {name for name in rest if not name.endswith("attn_rot_embd")}

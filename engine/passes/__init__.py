@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes: functions Graph -> Graph, one a file, each with a line in the graph's log. PASSES is their order."""
+"""Passes: functions Graph -> Graph, one a file, each with a line in the graph's log. PASSES is
+their order.
+"""
 
 from __future__ import annotations
 

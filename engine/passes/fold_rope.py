@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constant folding of the rotary positions: cos and sin of every position become a table, one for all layers."""
+"""Constant folding of the rotary positions: cos and sin of every position become a table, one for
+all layers.
+"""
 
 from __future__ import annotations
 

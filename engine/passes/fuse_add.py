@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The residual sum inside the matrix product before it: the product is added to the stream where it lies."""
+"""The residual sum inside the matrix product before it: the product is added to the stream where it
+lies.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from engine.graph import Graph, Node, changed
 
 
 def fuse_add(graph: Graph) -> Graph:
-    """add(x, linear(h)) -> linear(h, residual x), where nobody else reads the product nor, later, x.
+    """add(x, linear(h)) -> linear(h, residual x), where nobody else reads the product nor, later,
+    x.
 
     The output takes the place of x in memory, so every other reader of x has to come before.
     """

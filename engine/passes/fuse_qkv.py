@@ -7,7 +7,9 @@ from engine.graph import Graph, Node, changed
 
 
 def fuse_qkv(graph: Graph) -> Graph:
-    """linear x3, rope x2, attention -> linear, rope_kv, attend, where the three read the same value."""
+    """linear x3, rope x2, attention -> linear, rope_kv, attend, where the three read the same
+    value.
+    """
     made = graph.producers()
     users = graph.users()
     gone: set[str] = set()

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A generation: a request becomes slices and events. Text and end of an answer are functions of its ids alone.
+"""A generation: a request becomes slices and events. Text and end of an answer are functions of its
+ids alone.
 
-Resumed with the ids that were delivered already, a Generation goes on as the undisturbed one would have: it replays them
-through detokenizer and stop strings, prefills prompt and ids, and draws token n with the random number of n.
+Resumed with the ids that were delivered already, a Generation goes on as the undisturbed one would
+have: it replays them through detokenizer and stop strings, prefills prompt and ids, and draws token
+n with the random number of n.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Reason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: `generate` goes on from a prompt, `chat` answers messages [{role, content}, …]."""
+    """What is asked for: `generate` goes on from a prompt, `chat` answers messages [{role,
+    content}, …].
+    """
 
     kind: Literal["generate", "chat"]
     prompt: str = ""
@@ -72,7 +76,9 @@ class Token:
 
 @dataclass(frozen=True)
 class End:
-    """The last event; `text` is what was held back. Stats: prefill_s, prefill_tokens, decode_s, decode_tokens."""
+    """The last event; `text` is what was held back. Stats: prefill_s, prefill_tokens, decode_s,
+    decode_tokens.
+    """
 
     reason: Reason
     text: str
@@ -98,7 +104,9 @@ class StopMatcher:
         self.hit = False
 
     def add(self, text: str) -> str:
-        """What may be passed on now. `hit` is set when a stop string is complete; nothing comes after it."""
+        """What may be passed on now. `hit` is set when a stop string is complete; nothing comes
+        after it.
+        """
         self._held += text
         if not self._stops:
             return self.rest()
@@ -154,8 +162,8 @@ class Generation:
         self.prompt_tokens = len(self._ids)
         if self.prompt_tokens >= state.context:
             raise ContextFull(
-                f"The prompt has {self.prompt_tokens} tokens; a context of {state.context} has no room"
-                " for an answer."
+                f"The prompt has {self.prompt_tokens} tokens; a context of {state.context} has no"
+                " room for an answer."
             )
         # Without a seed the prompt gives one: the answer has to be the same after a restart.
         seed = zlib.crc32(np.asarray(self._ids, "<u4").tobytes())
@@ -183,7 +191,8 @@ class Generation:
         return len(self._ids) - self.prompt_tokens
 
     def step(self) -> list[Event]:
-        """Runs one slice (a piece of the prompt, or up to the next token) and returns what it brought about.
+        """Runs one slice (a piece of the prompt, or up to the next token) and returns what it
+        brought about.
 
         Raises:
             DeviceLost: the device is gone or computes nonsense.

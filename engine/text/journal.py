@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the journal of a text job: its request and the ids that pvrd has recorded.
 
-A JSON line, padded with spaces or followed by zeros up to a multiple of ALIGN, then i32 ids. pvrd alone writes it.
-The file is read with pread: a sparse one costs nothing.
+A JSON line, padded with spaces or followed by zeros up to a multiple of ALIGN, then i32 ids. pvrd
+alone writes it. The file is read with pread: a sparse one costs nothing.
 """
 
 from __future__ import annotations

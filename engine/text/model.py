@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text model on a device: compiled once into a .pvrm, its weights shared by all sessions, a State for each."""
+"""A text model on a device: compiled once into a .pvrm, its weights shared by all sessions, a State
+for each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from engine.graph import Graph, Weight, explain
 from engine.importers import ggml
 from engine.importers.gguf import Gguf
 from engine.importers.llama import import_graph, rope_frequencies
-from engine.lower import lower, weight_nbytes
+from engine.lower import allow_all, lower, weight_nbytes
 from engine.passes import optimise
 from engine.passes.fold_rope import TABLE
 from engine.program import Program
@@ -47,7 +49,7 @@ def fingerprint(fd: int) -> str:
 
 
 def rope_table(freqs: list[float], positions: int) -> npt.NDArray[np.float32]:
-    """(cos, sin) of each position and pair: f32 [positions, R/2, 2], computed in double precision."""
+    """(cos, sin) of each position and pair: f32 [positions, R/2, 2], computed as doubles."""
     angles = np.arange(positions)[:, None] * np.asarray(freqs)[None, :]
     return np.stack([np.cos(angles), np.sin(angles)], axis=2).astype(np.float32)
 
@@ -82,7 +84,8 @@ def _weight_blob(file: Gguf, weight: Weight) -> pvrm.Blob:
 
 
 def prepare(fd: int) -> tuple[dict[str, Any], list[pvrm.Blob]]:
-    """Metadata and blobs of the compiled model of a GGUF file; the blobs read the file when they are written.
+    """Metadata and blobs of the compiled model of a GGUF file; the blobs read the file when they
+    are written.
 
     Raises:
         BadModel, UnsupportedModel
@@ -166,7 +169,7 @@ def _described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
 
 
 def _open_cache(cache: str, mark: str) -> pvrm.Pvrm | None:
-    """The compiled model in the cache when it is whole and made from this source by this compiler."""
+    """The compiled model in the cache, if it is whole and this compiler made it from this source."""
     try:
         compiled = pvrm.Pvrm.open(cache)
         meta, _ = _described(compiled)
@@ -189,7 +192,8 @@ def _in_memory(metadata: dict[str, Any], blobs: list[pvrm.Blob], progress: Progr
 def compiled_model(
     fd: int, cache: str, progress: Progress | None = None, force: bool = False
 ) -> tuple[pvrm.Pvrm, str]:
-    """The compiled form of a source file (GGUF, or .pvrm as it is), and why it is not in the cache ("" when it is).
+    """The compiled form of a source file (GGUF, or .pvrm as it is), and why it is not in the cache
+    ("" when it is).
 
     Raises:
         BadModel, UnsupportedModel, OutOfMemory
@@ -216,7 +220,9 @@ def compiled_model(
 
 
 class State:
-    """What a session has on the device: its KV cache, scratch and recordings. `tokens` are the ids in the cache."""
+    """What a session has on the device: its KV cache, scratch and recordings. `tokens` are the ids
+    in the cache.
+    """
 
     def __init__(self, model: TextModel, program: Program, executable: Executable) -> None:
         self.model = model
@@ -227,7 +233,9 @@ class State:
         self._params = np.zeros(16, np.uint32)
 
     def common(self, ids: list[int]) -> int:
-        """How many of these ids are in the cache already; what follows them in the cache is given up."""
+        """How many of these ids are in the cache already; what follows them in the cache is given
+        up.
+        """
         n = min(len(self.tokens), len(ids))
         if self.tokens[:n] != ids[:n]:
             n = next(i for i in range(n) if self.tokens[i] != ids[i])
@@ -235,7 +243,8 @@ class State:
         return n
 
     def run(self, ids: list[int], head: bool) -> None:
-        """One slice: feeds 1 to `chunk` tokens after those in the cache, with `head` the logits of the last as well.
+        """One slice: feeds 1 to `chunk` tokens after those in the cache, with `head` the logits of
+        the last as well.
 
         Raises:
             DeviceLost: the device is gone; the state is of no use any more.
@@ -311,11 +320,12 @@ class TextModel:
         chunk: int = 0,
         force: bool = False,
     ) -> TextModel:
-        """Loads a source file (path or descriptor, which stays the caller's) by way of the compiled model `cache`.
+        """Loads a source file (path or descriptor, which stays the caller's) by way of the compiled
+        model `cache`.
 
-        It is compiled when the cache lacks it, is damaged or was made from another file, or with `force`; cache "" or
-        one that cannot be written: into memory (`info["uncached"]` says why). `progress` gets 0..1. `chunk`: most
-        tokens of a prompt in one slice, 0 for a default.
+        It is compiled when the cache lacks it, is damaged or was made from another file, or with
+        `force`; cache "" or one that cannot be written: into memory (`info["uncached"]` says why).
+        `progress` gets 0..1. `chunk`: most tokens of a prompt in one slice, 0 for a default.
 
         Raises:
             BadModel, UnsupportedModel, OutOfMemory
@@ -352,7 +362,11 @@ class TextModel:
         if not 1 <= context <= most:
             raise InvalidArgument(f"The model has a context of 1 to {most} tokens, not {context}.")
         chunk = min(self.chunk, context)
-        program = lower(self.graph, self._backend.info, context, chunk)
+        # A GPU's pipelines may not fit although the numbers do: its manifest knows what a SPIR-V
+        # needs.
+        misfit = getattr(self._backend, "misfit", None)
+        allow = (lambda op, variant: not misfit(op, variant)) if misfit else allow_all
+        program = lower(self.graph, self._backend.info, context, chunk, allow)
         sizes = {"state": 0, "scratch": 0}
         for buffer in program.buffers.values():
             if buffer.kind != "weight":

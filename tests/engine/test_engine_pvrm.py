@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled model file: what was written is read, what is damaged is refused, nothing half-written stays."""
+"""The compiled model file: what was written is read, what is damaged is refused, nothing
+half-written stays.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def test_another_version(tmp_path: Path) -> None:
 
 
 def test_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk: the kernel refuses the space just so."""
+    """A limit on the size of files stands for the full disk: space is refused just so."""
     path = tmp_path / "m.pvrm"
     pvrm.write(path, {"kind": "old"}, [])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -33,7 +33,9 @@ def record(logits: np.ndarray) -> np.ndarray:
 
 
 def plain(logits: np.ndarray, s: Settings) -> np.ndarray:
-    """Probability of each id: top-k, top-p, min-p, temperature, over all logits, as one would write it down."""
+    """Probability of each id: top-k, top-p, min-p, temperature, over all logits, as one would write
+    it down.
+    """
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     if s.top_k:
         order = order[: s.top_k]
@@ -114,7 +116,9 @@ def test_nonsense_from_the_device(value: float) -> None:
     with pytest.raises(DeviceLost, match="no numbers"):
         Candidates.parse(record(np.full(500, value, np.float32)))
     with pytest.raises(DeviceLost):
-        Candidates.parse(np.zeros(RECORD_BYTES, np.uint8).view(np.float32).__imul__(np.nan).view("u1"))
+        Candidates.parse(
+            np.zeros(RECORD_BYTES, np.uint8).view(np.float32).__imul__(np.nan).view("u1")
+        )
 
 
 def test_random_numbers_depend_on_seed_and_position_alone() -> None:

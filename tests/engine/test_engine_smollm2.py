@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM2-135M-Instruct as shipped, against llama.cpp's ids and logits (tests/data/smollm2.json says which build)."""
+"""SmolLM2-135M-Instruct as shipped, against llama.cpp's ids and logits (tests/data/smollm2.json
+says which build).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ KNOWN = json.loads((Path(__file__).parents[1] / "data" / "smollm2.json").read_te
 
 def chat(user: str, count: int) -> Request:
     messages = [{"role": "user", "content": user}]
-    return Request("chat", messages=messages, settings={"temperature": 0, "max_tokens": count, "top5": True})
+    return Request(
+        "chat", messages=messages, settings={"temperature": 0, "max_tokens": count, "top5": True}
+    )
 
 
 def answer(model: TextModel, known: dict[str, Any]) -> tuple[list[Token], str]:
@@ -35,7 +39,9 @@ def answer(model: TextModel, known: dict[str, Any]) -> tuple[list[Token], str]:
 
 
 def check_first_logits(token: Token, known: dict[str, Any]) -> None:
-    """The reference's five best, as far as they are among ours, up to a common difference, within 0.3."""
+    """The reference's five best, as far as they are among ours, up to a common difference, within
+    0.3.
+    """
     ours = {int(i): v for i, v in token.top5 or []}
     pairs = [(ours[i], v) for i, v in known["f32_first_top5"] if i in ours]
     assert len(pairs) == 5

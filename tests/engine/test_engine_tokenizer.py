@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers: both kinds against plain implementations, control tokens kept from users, whole characters."""
+"""Tokenizers: both kinds against plain implementations, control tokens kept from users, whole
+characters.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -178,12 +181,14 @@ def sentencepiece(path: Path, **extra: Any) -> TextTokenizer:
 
 
 def greedy_merge(text: str) -> list[int]:
-    """SentencePiece's BPE as it is written down: join the adjacent pair with the best score, leftmost first."""
+    """SentencePiece's BPE as it is written down: join the adjacent pair with the best score,
+    leftmost first.
+    """
     parts = list(text.replace(" ", "▁"))
     while True:
         pairs = [
             (-SCORES[PIECES.index(a + b)], i)
-            for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
+            for i, (a, b) in enumerate(itertools.pairwise(parts))
             if a + b in PIECES
         ]
         if not pairs:
@@ -271,6 +276,8 @@ def test_a_text_that_stands_twice_counts_once(tmp_path: Path) -> None:
 
 def test_bytes_that_the_vocabulary_lacks_are_left_out(tmp_path: Path) -> None:
     """As llama.cpp does it."""
-    path = write(tmp_path / "t.gguf", "gpt2", ["a", "b", "ab"], [1] * 3, pre="gpt-2", merges=["a b"])
+    path = write(
+        tmp_path / "t.gguf", "gpt2", ["a", "b", "ab"], [1] * 3, pre="gpt-2", merges=["a b"]
+    )
     t = TextTokenizer(data_of(path, 3))
     assert t.encode("a?b ab") == [0, 1, 2]
