@@ -153,8 +153,9 @@ class Container:
     def answers(self) -> bool:
         """Does the bus name answer, without being started for it?"""
         return self.run(
-            "busctl", "--auto-start=no", "get-property", "org.pvrd.Pvrd1", "/org/pvrd/Pvrd1",
-            "org.pvrd.Pvrd1.Manager", "Version", user=USER, check=False).returncode == 0
+            "busctl", "--auto-start=no", "call", "org.pvrd.Pvrd1", "/org/pvrd/Pvrd1",
+            "org.freedesktop.DBus.Properties", "Get", "ss", "org.pvrd.Pvrd1.Manager", "Version",
+            user=USER, check=False).returncode == 0
 
     def journal(self, *match: str) -> str:
         match = match or ("--lines=60",)
