@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` is how many times better ours is, whatever the unit's direction; None without a peer."""
+    """One figure; `ratio` is how many times better ours is, None without a peer."""
 
     name: str
     unit: str
@@ -49,7 +49,7 @@ def interleaved(
 
 
 def median_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Median of the pairwise ratios a/b and its lower 95% bound (order statistics of the sign test)."""
+    """Median of the ratios a/b and its lower 95% bound (order statistics of the sign test)."""
     ratios = sorted(x / y for x, y in zip(a, b, strict=True))
     n = len(ratios)
     k = max(0, int((n - 1.96 * n**0.5) / 2))
@@ -79,7 +79,11 @@ def commit() -> str:
     """The commit that is measured, with + when the tree differs from it."""
     try:
         out = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", "describe", "--always", "--dirty=+"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return out.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -94,8 +98,10 @@ def main(
 ) -> int:
     """Command line of a benchmark: measures, then prints a table, or with --json one list."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="one JSON list of rows; the record goes to stderr")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats; done within a minute")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON list; the record goes to stderr"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes; done within a minute")
     parser.add_argument("--threads", type=int, default=2)
     if options:
         options(parser)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that we measure against, fetched by name and built in a cache folder outside the repository."""
+"""The programs that we measure against, built in a cache folder outside the repository."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from pathlib import Path
 
 LLAMA_VERSION = "0.3.36"  # of llama-cpp-python: its sdist holds llama.cpp's sources
 LLAMA_FLAGS = [
-    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DBUILD_SHARED_LIBS=OFF",
-]  # fmt: skip
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DGGML_OPENMP=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DBUILD_SHARED_LIBS=OFF",
+]
 
 
 def cache() -> Path:
@@ -38,20 +45,27 @@ def llama_cpp() -> Path:
     binaries = top / "build/bin"
     if not (binaries / "llama-bench").exists():
         if not (top / "src").exists():
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
-            _run(*pip, "-d", str(top), f"llama-cpp-python=={LLAMA_VERSION}")
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
+            _run(
+                *pip,
+                "--no-binary",
+                "llama-cpp-python",
+                "-d",
+                str(top),
+                f"llama-cpp-python=={LLAMA_VERSION}",
+            )
             with tarfile.open(next(top.glob("*.tar.gz"))) as tar:
                 tar.extractall(top / "unpack", filter="data")
             next((top / "unpack").iterdir()).rename(top / "src")
         source = top / "src/vendor/llama.cpp"
         _run("cmake", "-S", str(source), "-B", str(top / "build"), *LLAMA_FLAGS)
-        jobs = str(os.cpu_count() or 1)
-        _run("cmake", "--build", str(top / "build"), "-j", jobs, "-t", "llama-bench", "llama-quantize")
+        targets = ["-t", "llama-bench", "llama-quantize"]
+        _run("cmake", "--build", str(top / "build"), "-j", str(os.cpu_count() or 1), *targets)
     return binaries
 
 
 def wheel(package: str) -> str:
-    """Imports a peer that comes as a wheel, installing it into the cache first when absent; gives its version.
+    """Imports a peer that comes as a wheel, installed into the cache when absent; its version.
 
     Raises:
         subprocess.CalledProcessError: pip failed.

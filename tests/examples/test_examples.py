@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients under examples/ work as docs/api.md shows them, against a real daemon and the CPU worker."""
+"""The clients under examples/ work against a real daemon and the CPU worker."""
 
 from __future__ import annotations
 
@@ -34,20 +34,18 @@ def with_pvrd(*command: str) -> str:
 
 
 def test_text_from_python_with_gio() -> None:
-    out = with_pvrd("/usr/bin/python3", str(EXAMPLES / "text_gio.py"), "-n", "16", "Count from one to ten.")
+    example = str(EXAMPLES / "text_gio.py")
+    out = with_pvrd("/usr/bin/python3", example, "-n", "16", "Count from one to ten.")
     assert out.startswith("1. 1\n2. 2\n")
 
 
 def test_video_from_c_with_sd_bus(tmp_path: Path) -> None:
     compiler = shutil.which("cc") or "gcc"
-    flags = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "libsystemd"], capture_output=True, text=True, check=True
-    ).stdout.split()
+    query = ["pkg-config", "--cflags", "--libs", "libsystemd"]
+    flags = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
     program = tmp_path / "video_sdbus"
-    subprocess.run(
-        [compiler, "-Wall", "-Wextra", "-Werror", "-o", str(program), str(EXAMPLES / "video_sdbus.c"), *flags],
-        check=True,
-    )
+    command = [compiler, "-Wall", "-Wextra", "-Werror", "-o", str(program)]
+    subprocess.run([*command, str(EXAMPLES / "video_sdbus.c"), *flags], check=True)
     head, _, pixels = with_pvrd(str(program)).partition(":")
     assert head == "frame 1 on the cpu, 128x96"
     # The input is the ramp 16 + 3x; output pixel X lies at input (X + 0.5) / 2 - 0.5.
