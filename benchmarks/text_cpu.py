@@ -3,9 +3,9 @@
 
     python -m benchmarks.text_cpu [--quick] [--json] [--threads N] [--model FILE] [--repeats N]
 
-Rows are named MODEL WEIGHTS PHASE: decode is 32 tokens after one, prefill128 and prefill512 a prompt of
-that length. Runs of both are interleaved. The peer is llama-bench of the sources in llama-cpp-python's
-sdist, built here with -march=native (benchmarks/peers.py).
+Rows are named MODEL WEIGHTS PHASE: decode is 32 tokens after one, prefill128 and prefill512 prompts
+of that length. Runs of both are interleaved. The peer is llama-bench of the sources in the sdist of
+llama-cpp-python, built here with -march=native (benchmarks/peers.py).
 """
 
 from __future__ import annotations
