@@ -169,7 +169,7 @@ def _described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
 
 
 def _open_cache(cache: str, mark: str) -> pvrm.Pvrm | None:
-    """The compiled model in the cache, if it is whole and this compiler made it from this source."""
+    """The compiled model in the cache if it is whole, of this compiler and of this source."""
     try:
         compiled = pvrm.Pvrm.open(cache)
         meta, _ = _described(compiled)
@@ -280,8 +280,14 @@ class State:
 class TextModel:
     """A model, loaded: weights on the device, tokenizer and template ready."""
 
-    def __init__(self, compiled: pvrm.Pvrm, backend: Backend, chunk: int = 0) -> None:
-        """Places the weights of a compiled model on a device.
+    def __init__(
+        self,
+        compiled: pvrm.Pvrm,
+        backend: Backend,
+        chunk: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        """Checks the weights of a compiled model and places them on a device.
 
         Raises:
             BadModel, OutOfMemory
@@ -307,7 +313,12 @@ class TextModel:
         )
         memory.admit({"weights": self.info["nbytes"]})
         self._backend = backend
-        self._weights = backend.weights({name: compiled.blob(name) for name in self.graph.weights})
+        blobs: dict[str, npt.NDArray[np.uint8]] = {}
+        for name in self.graph.weights:
+            blobs[name] = compiled.blob(name)
+            if progress:
+                progress(len(blobs) / len(self.graph.weights))
+        self._weights = backend.weights(blobs)
 
     @classmethod
     def load(
@@ -342,12 +353,18 @@ class TextModel:
                 return cls.load(fd, cache, backend, progress, chunk=chunk, force=force)
             finally:
                 os.close(fd)
-        compiled, reason = compiled_model(source, cache, progress, force)
-        model = cls(compiled, backend, chunk)
+        tell = progress or (lambda _: None)
+        done = 0.0  # what compiling has reached; it is nothing when the cache has the model
+
+        def compiling(value: float) -> None:
+            nonlocal done
+            done = 0.9 * value
+            tell(done)
+
+        compiled, reason = compiled_model(source, cache, compiling, force)
+        model = cls(compiled, backend, chunk, lambda v: tell(done + (1 - done) * v))
         if reason:
             model.info["uncached"] = reason
-        if progress:
-            progress(1.0)
         return model
 
     def state(self, context: int = 0) -> State:

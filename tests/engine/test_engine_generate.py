@@ -19,6 +19,7 @@ from engine.backends.cpu import CpuBackend
 from engine.backends.null import NullBackend
 from engine.errors import ContextFull, DeviceLost, InvalidArgument, OutOfMemory
 from engine.text import journal
+from engine.text.__main__ import main
 from engine.text.generate import (
     End,
     Event,
@@ -345,3 +346,24 @@ def test_available_memory(tmp_path: Path) -> None:
     memory.admit({"x": 5}, (64 << 20) + 5)
     with pytest.raises(OutOfMemory, match=r"needs 200 MiB \(a 150 MiB, b 50 MiB\); 100 MiB"):
         memory.admit({"a": 150 << 20, "b": 50 << 20}, 100 << 20)
+
+
+def test_progress_of_loading(tmp_path: Path, tiny_q8: Path) -> None:
+    cache = str(tmp_path / "m.pvrm")
+    for _ in ("compiled", "from the cache"):
+        seen: list[float] = []
+        TextModel.load(tiny_q8, cache, NullBackend(), seen.append).close()
+        assert seen == sorted(seen)
+        assert len(seen) > 10
+        assert seen[-1] == 1
+
+
+def test_command_line(tiny_q8: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tiny_q8), "--explain"]) == 0
+    assert "fuse_ffn" in capsys.readouterr().out
+    assert main([str(tiny_q8), "--backend", "null", "-n", "3", "--prompt", "hi"]) == 0
+    assert "[length; prefill 4 tokens" in capsys.readouterr().out
+    assert main([str(tiny_q8), "--chat", "-n", "3"]) == 0
+    assert "decode 2 tokens" in capsys.readouterr().out
+    assert main(["/does/not/exist.gguf"]) == 1
+    assert "exist.gguf cannot be opened: No such file" in capsys.readouterr().err
