@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the video operations share: the words of the parameter buffer, and numpy forms of packed samples.
+"""What the video operations share: the words of the parameter buffer, and numpy forms of packed
+samples.
 
-A frame passes in bands of rows. A band's input buffer holds whole rows of a plane (with the rows above and below that the
-filters need, as far as the frame has them), 8-bit or little-endian 16-bit samples in u32 words; its output buffer the rows of
-the enlarged plane in the same form. Tiles cut a band into columns; a slice does `N_TILES` of them, from column `COL0`.
-Outside of the frame its border samples repeat.
+A frame passes in bands of rows. A band's input buffer holds whole rows of a plane (with the rows
+above and below that the filters need, as far as the frame has them), 8-bit or little-endian 16-bit
+samples in u32 words; its output buffer the rows of the enlarged plane in the same form. Tiles cut a
+band into columns; a slice does `N_TILES` of them, from column `COL0`. Outside of the frame its
+border samples repeat.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ N_TILES = 0
 WIDTH, HEIGHT = 4, 5  # of the luma plane
 BAND_Y, SRC_Y = 6, 7  # frame row of the band's first core row, and of its input buffer's first row
 COL0 = 8  # the first tile column of the slice
-C_WIDTH, C_HEIGHT, C_BAND_Y, C_SRC_Y, C_ROWS = 9, 10, 11, 12, 13  # the same for chroma; rows of the band
+C_WIDTH, C_HEIGHT, C_BAND_Y, C_SRC_Y, C_ROWS = (
+    9,
+    10,
+    11,
+    12,
+    13,
+)  # the same for chroma; rows of the band
 
 
 def samples(words: Array, bits: int) -> Array:
@@ -48,7 +56,9 @@ def quantise(x: F32, bits: int) -> Array:
 
 
 def phases_x2(window: F32, filters: F32) -> F32:
-    """[rows + 4, cols + 4] filtered with [4, 5, 5] to [4, rows, cols]; phase = 2 * row parity + column parity."""
+    """[rows + 4, cols + 4] filtered with [4, 5, 5] to [4, rows, cols]; phase = 2 * row parity +
+    column parity.
+    """
     rows, cols = window.shape[0] - 4, window.shape[1] - 4
     out = np.zeros((4, rows, cols), np.float32)
     for dy in range(5):

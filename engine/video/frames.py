@@ -17,8 +17,8 @@ Bytes = npt.NDArray[np.uint8]
 LARGEST = 16384  # samples of an input's side
 ALIGN = 64  # strides
 
-# What the planes of each pixel format hold: luma, chroma at half size (u, v, or both by turns), chroma at full size,
-# and, in pictures only, alpha.
+# What the planes of each pixel format hold: luma, chroma at half size (u, v, or both by turns),
+# chroma at full size, and, in pictures only, alpha.
 PLANES: dict[str, tuple[str, ...]] = {
     "gray": ("y",),
     "i420": ("y", "half", "half"),
@@ -31,7 +31,9 @@ PLANES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Plane:
-    """Where a plane lies: bytes from the start of the slot, bytes from row to row, samples of a row, rows."""
+    """Where a plane lies: bytes from the start of the slot, bytes from row to row, samples of a
+    row, rows.
+    """
 
     offset: int
     stride: int
@@ -45,7 +47,9 @@ class Plane:
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """A frame: sizes in luma samples. Samples of depth 16 are little-endian and use the whole range."""
+    """A frame: sizes in luma samples. Samples of depth 16 are little-endian and use the whole
+    range.
+    """
 
     width: int
     height: int
@@ -64,7 +68,9 @@ class FrameFormat:
         if self.depth not in (8, 16):
             raise InvalidArgument(f"Samples of {self.depth} bits are not taken: 8 or 16.")
         if self.siting not in ("left", "centre"):
-            raise InvalidArgument(f"The chroma siting {self.siting!r} is not known: left or centre.")
+            raise InvalidArgument(
+                f"The chroma siting {self.siting!r} is not known: left or centre."
+            )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FrameFormat:
@@ -126,7 +132,9 @@ def planes_of(layout: Sequence[Mapping[str, Any]], fmt: FrameFormat) -> tuple[Pl
         InvalidArgument: they are not those of the format.
     """
     try:
-        found = tuple(Plane(*(int(p[k]) for k in ("offset", "stride", "width", "height"))) for p in layout)
+        found = tuple(
+            Plane(*(int(p[k]) for k in ("offset", "stride", "width", "height"))) for p in layout
+        )
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The layout of the planes is not understood.") from None
     wanted = fmt.planes()
@@ -138,12 +146,17 @@ def planes_of(layout: Sequence[Mapping[str, Any]], fmt: FrameFormat) -> tuple[Pl
 
 
 def views(memory: Any, planes: Sequence[Plane], start: int = 0) -> list[Bytes]:
-    """The planes of a slot that begins at byte `start` of mapped memory: uint8 [height, stride], no copies.
+    """The planes of a slot that begins at byte `start` of mapped memory: uint8 [height, stride], no
+    copies.
 
     Raises:
         InvalidArgument: a plane lies outside.
     """
-    flat = np.frombuffer(memory, np.uint8) if not isinstance(memory, np.ndarray) else memory.reshape(-1)
+    flat = (
+        np.frombuffer(memory, np.uint8)
+        if not isinstance(memory, np.ndarray)
+        else memory.reshape(-1)
+    )
     found = []
     for p in planes:
         begin = start + p.offset

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A video model: its file, its Graph, and the Program that enlarges the bands of a format.
 
-File (.pvrm): metadata {kind "video", arch "nsr", name, scale 2, channels, blocks, licence}; blobs conv0.. (f32: weights
-[cin][9][cout], bias, slope), base [4][25], chroma.left, chroma.centre, chroma.plain [4][25] (phase = 2 * row parity + column parity).
+File (.pvrm): metadata {kind "video", arch "nsr", name, scale 2, channels, blocks, licence}; blobs
+conv0.. (f32: weights [cin][9][cout], bias, slope), base [4][25], chroma.left, chroma.centre,
+chroma.plain [4][25] (phase = 2 * row parity + column parity).
 
-Graph: values y, chroma.N (planes of the frame) -> luma_in -> conv3x3 ... -> shuffle_out; chroma_x2 for each other plane.
+Graph: values y, chroma.N (planes of the frame) -> luma_in -> conv3x3 ... -> shuffle_out; chroma_x2
+for each other plane.
 
-Program: `in0`.. (input) a band of each plane as it lies in the frame, `luma`, `maps.N` (scratch), `out0`.. (output) the enlarged band;
-sequences `luma` (a slice's tiles) and `chroma` (the band's other planes, where there are any).
+Program: `in0`.. (input) a band of each plane as it lies in the frame, `luma`, `maps.N` (scratch),
+`out0`.. (output) the enlarged band; sequences `luma` (a slice's tiles) and `chroma` (the band's
+other planes, where there are any).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,7 +44,7 @@ def build_graph(channels: int, blocks: int) -> Graph:
     weights: dict[str, Weight] = {}
     sizes = [1] + [channels] * (blocks + 1) + [SCALE * SCALE]
     value = "luma"
-    for i, (cin, cout) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (cin, cout) in enumerate(pairwise(sizes)):
         name = f"conv{i}"
         weights[name] = Weight(name, (1, conv_words(cin, cout)), "F32", format="f32")
         attrs = {"cin": cin, "cout": cout}
@@ -92,7 +96,8 @@ class VideoModel:
 
     @property
     def halo(self) -> int:
-        return self.graph.attrs["halo"] if isinstance(self.graph.attrs["halo"], int) else 0
+        """Samples around a tile that its result depends on: the network's radius."""
+        return int(self.graph.attrs["halo"])
 
     @property
     def channels(self) -> int:
@@ -107,7 +112,8 @@ class VideoModel:
 
 
 def inspect(source: int | str) -> dict[str, Any]:
-    """What a file is as a video model: arch, name, scale, channels, blocks, licence, format, nbytes.
+    """What a file is as a video model: arch, name, scale, channels, blocks, licence, format,
+    nbytes.
 
     Raises:
         BadModel, UnsupportedModel
@@ -120,9 +126,8 @@ def _describe(file: Pvrm) -> dict[str, Any]:
     if m.get("kind") != "video" or m.get("arch") != "nsr":
         raise UnsupportedModel("The file is no video model of the nsr family.")
     scale, channels, blocks = (m.get(k) for k in ("scale", "channels", "blocks"))
-    if not all(isinstance(v, int) for v in (scale, channels, blocks)):
+    if not (isinstance(scale, int) and isinstance(channels, int) and isinstance(blocks, int)):
         raise BadModel("The video model does not say its sizes.")
-    assert isinstance(scale, int) and isinstance(channels, int) and isinstance(blocks, int)
     if scale != SCALE:
         raise UnsupportedModel(f"The video model enlarges x{scale}; x{SCALE} is what pvrd runs.")
     if not (8 <= channels <= MAX_CHANNELS and channels % 8 == 0 and 0 <= blocks <= MAX_BLOCKS):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One picture, from file to file, in slices: luma by the network, chroma at full size by the learned filter, alpha plainly.
+"""One picture, from file to file, in slices: luma by the network, chroma at full size by the
+learned filter, alpha plainly.
 
-Inside, planes have 16 bits, so that the way through YCbCr costs an 8-bit picture nothing. Decoding and JPEG encoding run
-on a thread of their own, without the GIL, so that the caller's loop stays alive; everything else is done band by band.
+Inside, planes have 16 bits, so that the way through YCbCr costs an 8-bit picture nothing. Decoding
+and JPEG encoding run on a thread of their own, without the GIL, so that the caller's loop stays
+alive; everything else is done band by band.
 """
 
 from __future__ import annotations
@@ -29,10 +31,15 @@ T = TypeVar("T")
 FORMATS = ("png", "jpeg")
 WAIT_S = 0.02  # a slice that waits for the thread ends after so long
 
-# BT.601, limited range, on a scale of 0..255 (what the network was trained on): rows Y, Cb, Cr of R, G, B.
-_TO_YCC = np.array(
-    [[65.481, 128.553, 24.966], [-37.797, -74.203, 112.0], [112.0, -93.786, -18.214]], np.float64
-) / 255
+# BT.601, limited range, on a scale of 0..255 (what the network was trained on): rows Y, Cb, Cr of
+# R, G, B.
+_TO_YCC = (
+    np.array(
+        [[65.481, 128.553, 24.966], [-37.797, -74.203, 112.0], [112.0, -93.786, -18.214]],
+        np.float64,
+    )
+    / 255
+)
 _OFFSET = np.array([16.0, 128.0, 128.0])
 _TO_RGB = np.linalg.inv(_TO_YCC)
 _DEEP = 257.0  # 16-bit samples: 255 is 65535
@@ -68,7 +75,9 @@ class _Threaded(Generic[T]):
 
 
 class _Rows:
-    """Source of a picture's planes: rows are taken to YCbCr (or gray) and alpha of 16 bits as they are asked for."""
+    """Source of a picture's planes: rows are taken to YCbCr (or gray) and alpha of 16 bits as they
+    are asked for.
+    """
 
     def __init__(self, pixels: npt.NDArray[Any], fmt: FrameFormat) -> None:
         self._pixels = pixels
@@ -108,11 +117,9 @@ class _Writer:
         channels = self._band
         if self._colour:
             ycc = [channels[i] - np.float32(_OFFSET[i]) for i in range(3)]
-            rgb = [
-                sum((np.float32(_TO_RGB[c, i]) * ycc[i] for i in range(3)), np.float32(0))
-                for c in range(3)
-            ]
-            channels = rgb + channels[3:]
+            k = _TO_RGB.astype(np.float32)
+            rgb = [k[c, 0] * ycc[0] + k[c, 1] * ycc[1] + k[c, 2] * ycc[2] for c in range(3)]
+            channels = [*rgb, *channels[3:]]
         top, dtype = (_DEEP, np.uint16) if self._deep else (1.0, np.uint8)
         out = np.stack(channels, axis=2)
         np.clip(out, 0, 255, out=out)
@@ -121,7 +128,9 @@ class _Writer:
 
 
 class PictureJob:
-    """Enlarges one PNG or JPEG. `step` until it says True; then `parts` (bytes of the result, in order) and `info`."""
+    """Enlarges one PNG or JPEG. `step` until it says True; then `parts` (bytes of the result, in
+    order) and `info`.
+    """
 
     def __init__(
         self, backend: Backend, model: VideoModel, data: bytes, settings: Mapping[str, Any]

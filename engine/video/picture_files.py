@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PNG and JPEG files: pixels and what has to stay with them (ICC profile, EXIF, resolution), read and written.
+"""PNG and JPEG files: pixels and what has to stay with them (ICC profile, EXIF, resolution), read
+and written.
 
-Pillow reads and writes JPEG and reads 8-bit PNG; pypng reads 16-bit PNG, which Pillow cannot hold in colour. PNG is
-written here, rows as they come, so that a large result is never in memory as a whole.
+Pillow reads and writes JPEG and reads 8-bit PNG; pypng reads 16-bit PNG, which Pillow cannot hold
+in colour. PNG is written here, rows as they come, so that a large result is never in memory as a
+whole.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ def header(data: bytes) -> Header:
 
 
 def decode(data: bytes) -> Picture:
-    """The whole picture. Palettes and transparent colours become RGB or gray with alpha, CMYK becomes RGB.
+    """The whole picture. Palettes and transparent colours become RGB or gray with alpha, CMYK
+    becomes RGB.
 
     Raises:
         InvalidArgument: damaged or cut short.
@@ -207,7 +210,9 @@ class PngWriter:
             self.parts.append(_chunk(b"IDAT", packed))
 
     def _filtered(self, raw: npt.NDArray[np.uint8]) -> bytes:
-        """Each row by the filter (sub, up, Paeth) whose differences are smallest in sum, as the PNG standard advises."""
+        """Each row by the filter (sub, up, Paeth) whose differences are smallest in sum, as the PNG
+        standard advises.
+        """
         n = self._pixel_bytes
         above = np.vstack([self._above, raw[:-1]])
         self._above = raw[-1].copy()
@@ -219,7 +224,9 @@ class PngWriter:
         pa, pb, pc = np.abs(b - c), np.abs(a - c), np.abs(a + b - 2 * c)
         guess = np.where((pa <= pb) & (pa <= pc), left, np.where(pb <= pc, above, corner))
         options = [raw - left, raw - above, raw - guess]
-        costs = np.stack([np.abs(o.view(np.int8).astype(np.int16)).sum(1, np.int64) for o in options])
+        costs = np.stack(
+            [np.abs(o.view(np.int8).astype(np.int16)).sum(1, np.int64) for o in options]
+        )
         best = costs.argmin(0)
         out = np.empty((raw.shape[0], raw.shape[1] + 1), np.uint8)
         out[:, 0] = np.array([1, 2, 4], np.uint8)[best]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain interpolation in numpy: what takes a tile's place when its result cannot be right, and how that is seen."""
+"""Plain interpolation in numpy: what takes a tile's place when its result cannot be right, and how
+that is seen.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,15 @@ def _cubic(x: float, a: float = -0.5) -> float:
 
 
 def bicubic_filters() -> F32:
-    """Bicubic x2 between sample centres as [4, 5, 5] filters; phase = 2 * row parity + column parity."""
+    """Bicubic x2 between sample centres as [4, 5, 5] filters; phase = 2 * row parity + column
+    parity.
+    """
     line = np.array([[_cubic(t - 2 - o) for t in range(5)] for o in (-0.25, 0.25)])
     return np.stack([np.outer(line[p // 2], line[p % 2]) for p in range(4)]).astype(np.float32)
 
 
 def enlarge(plane: Samples, y: int, x: int, rows: int, cols: int, bits: int) -> Samples:
-    """Rows and columns y.., x.. of a plane [height, width], bicubic x2: [2 rows, 2 cols] samples."""
+    """Rows and columns y.., x.. of a plane [height, width], bicubic x2: [2 rows, 2 cols]."""
     iy = video.clamped(y - 2, rows + 4, plane.shape[0])
     ix = video.clamped(x - 2, cols + 4, plane.shape[1])
     window = plane[iy[:, None], ix].astype(np.float32)
@@ -42,10 +46,11 @@ def enlarge(plane: Samples, y: int, x: int, rows: int, cols: int, bits: int) -> 
 def implausible(low: Samples, high: Samples, starts: npt.NDArray[np.int64], bits: int) -> list[int]:
     """Numbers of the tiles of a band whose result cannot be that of any network of ours.
 
-    low: the band [rows, width]; high: its result [2 rows, 2 width]; starts: first column of each tile, multiples of STEP. A
-    sparse grid of results is held against a bilinear estimate; the mean difference, and its mean size, may be as large as some
-    levels of 255 plus the mean step between neighbours there. Black, scrambled, shifted and inverted tiles are far outside, noise and
-    text are not. NaN has become 0 before (kernels/shuffle_out).
+    low: the band [rows, width]; high: its result [2 rows, 2 width]; starts: first column of each
+    tile, multiples of STEP. A sparse grid of results is held against a bilinear estimate; the mean
+    difference, and its mean size, may be as large as some levels of 255 plus the mean step between
+    neighbours there. Black, scrambled, shifted and inverted tiles are far outside, noise and text
+    are not. NaN has become 0 before (kernels/shuffle_out).
     """
     levels = 1.0 if bits == 8 else 1 / 257
     ys, xs = np.arange(0, low.shape[0], STEP), np.arange(0, low.shape[1], STEP)
@@ -59,8 +64,8 @@ def implausible(low: Samples, high: Samples, starts: npt.NDArray[np.int64], bits
     steps = np.abs(mid - above) + np.abs(mid - beside) + np.abs(mid - corner)
     counts = np.diff(np.append(starts // STEP, xs.size)) * ys.size
 
-    def mean(a: F32) -> F32:
-        sums: F32 = np.add.reduceat(a.sum(0), starts // STEP) / counts * levels
+    def mean(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        sums: npt.NDArray[Any] = np.add.reduceat(a.sum(0), starts // STEP) / counts * levels
         return sums
 
     step = mean(steps)

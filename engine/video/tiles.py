@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a frame is cut: bands of rows, bands into tiles, tiles into slices.
 
-A tile is computed from a window that reaches `halo` samples (the network's radius) beyond it on every side and nothing else;
-beyond the frame its border repeats. So where the cuts lie changes no sample of the result.
+A tile is computed from a window that reaches `halo` samples (the network's radius) beyond it on
+every side and nothing else; beyond the frame its border repeats. So where the cuts lie changes no
+sample of the result.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.backends.base import DeviceInfo
+from kernels.contract import ceil_div
 
 LANES = 16  # floats: rows of activations are whole vectors on every device
 PAD = 64  # floats behind the last tile, read by the last window of a row
 
-# Sides of a tile where nobody asks for others. On CPUs a strip of two activations stays in the second cache; on
-# GPUs a dispatch has to fill the device, and a slice has to stay short.
+# Sides of a tile where nobody asks for others. On CPUs a strip of two activations stays in the
+# second cache; on GPUs a dispatch has to fill the device, and a slice has to stay short.
 CPU_TILE = (512, 48)
 GPU_TILE = (240, 128)
 # Floats of the activations of a slice, all tiles together.
@@ -26,8 +28,8 @@ SLICE_FLOATS = 4 << 20
 class Tiling:
     """`columns` tiles of tw x th cores a band, `bands` bands; at most `batch` tiles a slice.
 
-    xs: floats of a row of activations; rows of a tile's window: th + 2 halo; tile: floats from one tile's maps to the
-    next (of `channels` channels).
+    xs: floats of a row of activations; rows of a tile's window: th + 2 halo; tile: floats from one
+    tile's maps to the next (of `channels` channels).
     """
 
     width: int
@@ -40,11 +42,11 @@ class Tiling:
 
     @property
     def columns(self) -> int:
-        return -(-self.width // self.tw)
+        return ceil_div(self.width, self.tw)
 
     @property
     def bands(self) -> int:
-        return -(-self.height // self.th)
+        return ceil_div(self.height, self.th)
 
     @property
     def tiles(self) -> int:
@@ -52,7 +54,7 @@ class Tiling:
 
     @property
     def xs(self) -> int:
-        return -(-(self.tw + 2 * self.halo) // LANES) * LANES
+        return ceil_div(self.tw + 2 * self.halo, LANES) * LANES
 
     @property
     def window_rows(self) -> int:
@@ -60,7 +62,7 @@ class Tiling:
 
     def floats(self, channels: int) -> int:
         """From one tile to the next in a buffer of so many channels; a multiple of 64."""
-        return -(-self.window_rows * channels * self.xs // PAD) * PAD
+        return ceil_div(self.window_rows * channels * self.xs, PAD) * PAD
 
     def nbytes(self, channels: int) -> int:
         """Bytes of a buffer for a slice."""
@@ -69,8 +71,8 @@ class Tiling:
 
 def _even(total: int, most: int, multiple: int) -> int:
     """The side of equal cuts of `total`, each at most about `most`, a multiple of `multiple`."""
-    cuts = max(1, -(-total // max(most, multiple)))
-    return -(-(-(-total // cuts)) // multiple) * multiple
+    cuts = ceil_div(total, max(most, multiple))
+    return ceil_div(ceil_div(total, cuts), multiple) * multiple
 
 
 def plan(
@@ -78,8 +80,8 @@ def plan(
 ) -> Tiling:
     """The cuts for a frame on a device. tile: the side to keep to, 0 for the device's own.
 
-    Cuts are made equal, since a tile at the border costs as much as any other. tw is a multiple of 4 and th even, so that output
-    words and rows of half-size chroma belong to one tile.
+    Cuts are made equal, since a tile at the border costs as much as any other. tw is a multiple of
+    4 and th even, so that output words and rows of half-size chroma belong to one tile.
     """
     wide, high = CPU_TILE if device.kind == "cpu" else GPU_TILE
     if tile > 0:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames through a device, a slice at a time.
 
-Rows come from a Source and go to a Sink band by band, so that a frame may lie in a ring, or be made and used up while it
-passes (pictures). A band's rows go to the device as they lie, once, and come back once.
+Rows come from a Source and go to a Sink band by band, so that a frame may lie in a ring, or be made
+and used up while it passes (pictures). A band's rows go to the device as they lie, once, and come
+back once.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """Where rows go. Rows of a plane come in order, each once; all planes of a band before the next band."""
+    """Where rows go. Rows of a plane come in order, each once; all planes of a band before the next
+    band.
+    """
 
     def put(self, plane: int, begin: int, rows: Bytes) -> None:
-        """`rows`: uint8 [rows, stride of the enlarged format]; what lies beyond the plane's width means nothing."""
+        """`rows`: uint8 [rows, stride of the enlarged format]; what lies beyond the plane's width
+        means nothing.
+        """
 
 
 class Planes:
@@ -51,10 +56,12 @@ class Planes:
 
 
 class VideoPipeline:
-    """Enlarges frames of one format with one model. One frame at a time: `begin`, then `step` until it says True.
+    """Enlarges frames of one format with one model. One frame at a time: `begin`, then `step` until
+    it says True.
 
-    `tile` is the side of the tiles (0: the device's own). The overlap is always the network's radius, the least that makes the
-    tiled frame equal to the untiled one to the bit, so a wider `overlap` changes nothing; it is checked and kept for reports.
+    `tile` is the side of the tiles (0: the device's own). The overlap is always the network's
+    radius, the least that makes the tiled frame equal to the untiled one to the bit, so a wider
+    `overlap` changes nothing; it is checked and kept for reports.
     """
 
     def __init__(
@@ -76,9 +83,7 @@ class VideoPipeline:
             raise InvalidArgument("Tile and overlap are sizes of 0 and up.")
         self.model, self.format, self.scale = model, fmt, scale
         self.out_format = fmt.scaled(scale)
-        self.tiling = plan(
-            fmt.width, fmt.height, model.halo, model.channels, backend.info, tile
-        )
+        self.tiling = plan(fmt.width, fmt.height, model.halo, model.channels, backend.info, tile)
         self.overlap = model.halo
         program = lower(model.graph, model.blob_bytes, backend.info, fmt, self.tiling)
         self._exe = backend.executable(program, model.weights)
@@ -98,7 +103,8 @@ class VideoPipeline:
         return self.tiling.bands * -(-self.tiling.columns // self.tiling.batch)
 
     def begin(self, src: Sequence[Bytes] | Source, dst: Sequence[Bytes] | Sink) -> None:
-        """A new frame; one that was under way is given up. Planes: uint8 [height, stride] as in frames.views.
+        """A new frame; one that was under way is given up. Planes: uint8 [height, stride] as in
+        frames.views.
 
         Counts `tiles` and `tiles_fallback` from 0.
 
@@ -147,7 +153,9 @@ class VideoPipeline:
         return True
 
     def _span(self, role: str) -> tuple[int, int, int, int]:
-        """Of the band in a plane: its first row and the row after its last, the same of the rows it is computed from."""
+        """Of the band in a plane: its first row and the row after its last, the same of the rows it
+        is computed from.
+        """
         rows, reach = band_rows(role, self.tiling)
         height = self.format.pixels(role)[1]
         begin = self._band * rows
@@ -163,7 +171,8 @@ class VideoPipeline:
                 w[video.WIDTH], w[video.HEIGHT] = width, height
                 w[video.BAND_Y], w[video.SRC_Y] = begin, low
             else:
-                # The planes of a format that are not luma are all of one size: one set of words serves them.
+                # The planes of a format that are not luma are all of one size: one set of words
+                # serves them.
                 w[video.C_WIDTH], w[video.C_HEIGHT] = width, height
                 w[video.C_BAND_Y], w[video.C_SRC_Y], w[video.C_ROWS] = begin, low, end - begin
             self._exe.write(f"in{i}", source.rows(i, low, high))

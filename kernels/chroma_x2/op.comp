@@ -12,7 +12,8 @@ layout(std430, set = 0, binding = 3) writeonly buffer Dst { uint dst[]; };
 void main() {
     const uint word = gl_GlobalInvocationID.x, row = gl_GlobalInvocationID.y;
     const uint each = push.bits == 8u ? 4u : 2u, width = pvr_param(C_WIDTH);
-    if (row >= pvr_param(C_ROWS) || word >= push.out_stride || word * each >= 2u * width * push.step) return;
+    if (row >= pvr_param(C_ROWS) || word >= push.out_stride) return;
+    if (word * each >= 2u * width * push.step) return;
 
     const float top = push.bits == 8u ? 255.0 : 65535.0;
     const int last_x = int(width) - 1, last_y = int(pvr_param(C_HEIGHT)) - 1;

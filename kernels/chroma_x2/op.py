@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """chroma_x2: a plane of samples (or two, interleaved) enlarged x2 by four 5x5 filters.
 
-With `step` components interleaved, output pixel (2y + a, 2x + b) of component c is the sum over 5x5 of
-filters[2a + b][5i + j] * plane c at (y - 2 + i, x - 2 + j), border repeated, rounded, packed. The plane is C_WIDTH x C_HEIGHT pixels;
-the band's input begins with row C_SRC_Y, its C_ROWS core rows with C_BAND_Y; rows are `stride` and `out_stride` words apart.
-Every word of C_WIDTH pixels that lies within out_stride is written. `rows` and `words`: the most that the dispatch has to serve
+With `step` components interleaved, output pixel (2y + a, 2x + b) of component c is the sum over 5x5
+of filters[2a + b][5i + j] * plane c at (y - 2 + i, x - 2 + j), border repeated, rounded, packed.
+The plane is C_WIDTH x C_HEIGHT pixels; the band's input begins with row C_SRC_Y, its C_ROWS core
+rows with C_BAND_Y; rows are `stride` and `out_stride` words apart. Every word of C_WIDTH pixels
+that lies within out_stride is written. `rows` and `words`: the most that the dispatch has to serve
 (core rows; words of an output row). bits 8: step 1 or 2; bits 16: the same.
 """
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An invocation does 4 pixels of a row and OC output channels: the window of one channel and row is two vec4.
+// An invocation does 4 pixels of a row and OC output channels: the window of one channel and row
+// is two vec4.
 #version 450
 #include "pvr.glsl"
 

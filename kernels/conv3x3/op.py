@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """conv3x3: a 3x3 convolution without padding and PReLU, on tiles of float channels.
 
-x and y lie [tile][row][channel][xs]: a row of one channel after the other, so that neighbours in x are neighbours in memory on
-every device; tiles are `x_tile` and `y_tile` floats apart. y[r, o, i] = act(bias[o] + sum w[c, 3a + b, o] * x[r + a, c, i + b])
-for r < rows and i < xs: the two last columns of a row read into the next one and mean nothing, and each buffer has
-PAD floats of room behind its last tile. act(v) = v where v > 0, else slope[o] * v; slope 1 is no activation.
-w: [cin][9][cout], then bias [cout], then slope [cout]. cout is 4 or a multiple of 8, xs a multiple of 16.
+x and y lie [tile][row][channel][xs]: a row of one channel after the other, so that neighbours in x
+are neighbours in memory on every device; tiles are `x_tile` and `y_tile` floats apart. y[r, o, i] =
+act(bias[o] + sum w[c, 3a + b, o] * x[r + a, c, i + b]) for r < rows and i < xs: the two last
+columns of a row read into the next one and mean nothing, and each buffer has PAD floats of room
+behind its last tile. act(v) = v where v > 0, else slope[o] * v; slope 1 is no activation. w:
+[cin][9][cout], then bias [cout], then slope [cout]. cout is 4 or a multiple of 8, xs a multiple of
+16.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the video operations share: words of the parameter buffer (kernels/video.py), samples packed in words.
+// What the video operations share: words of the parameter buffer (kernels/video.py), samples
+// packed in words.
 #ifndef VIDEO_GLSL
 #define VIDEO_GLSL
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the video operations share in C: words of the parameter buffer (kernels/video.py), the widest float vector. */
+/* What the video operations share in C: words of the parameter buffer (kernels/video.py), the
+ * widest float vector. */
 #ifndef PVR_VIDEO_H
 #define PVR_VIDEO_H
 

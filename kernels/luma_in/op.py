@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """luma_in: samples of a band -> float tiles with their halo.
 
-y[tile][row][x] = scale * sample at frame row BAND_Y - halo + row, column (COL0 + tile) * tw - halo + x, border repeated, for
-row < th + 2 halo and x < xs. Input rows are `stride` words apart, the first is frame row SRC_Y. Tiles lie `y_tile` floats apart.
+y[tile][row][x] = scale * sample at frame row BAND_Y - halo + row, column (COL0 + tile) * tw - halo
++ x, border repeated, for row < th + 2 halo and x < xs. Input rows are `stride` words apart, the
+first is frame row SRC_Y. Tiles lie `y_tile` floats apart.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from kernels.contract import Bind, Contract, Groups, Variant, ceil_div
 
 
 def _groups(push: Mapping[str, Any], variant: Variant) -> Groups:
-    return ceil_div(push["xs"] // 4, variant.workgroup[0]), push["th"] + 2 * push["halo"], push["tokens"]
+    return (
+        ceil_div(push["xs"] // 4, variant.workgroup[0]),
+        push["th"] + 2 * push["halo"],
+        push["tokens"],
+    )
 
 
 def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str, Any]) -> None:

@@ -17,7 +17,8 @@ PVR_OP(shuffle_out) {
         const uint32_t left = (p[PVR_COL0] + (uint32_t)tile) * tw;
         if (left >= p[PVR_WIDTH]) continue;
         const uint32_t cols = p[PVR_WIDTH] - left < tw ? p[PVR_WIDTH] - left : tw;
-        const float *luma = (const float *)call->buf[2] + tile * luma_tile + (row + halo - 2) * xs + halo - 2;
+        const float *luma = (const float *)call->buf[2] + tile * luma_tile;
+        luma += (row + halo - 2) * xs + halo - 2;
         const float *maps = (const float *)call->buf[1] + tile * f_tile + row * 4 * xs;
         for (uint32_t x0 = 0; x0 < cols; x0 += CHUNK) {
             float out[4][CHUNK];

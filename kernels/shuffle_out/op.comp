@@ -15,14 +15,16 @@ void put(uint row, uint word, uint value) {
 }
 
 void main() {
-    const uint xv = gl_GlobalInvocationID.x, row = gl_GlobalInvocationID.y, tile = gl_GlobalInvocationID.z;
+    const uint xv = gl_GlobalInvocationID.x, row = gl_GlobalInvocationID.y;
+    const uint tile = gl_GlobalInvocationID.z;
     const uint left = (pvr_param(COL0) + tile) * push.tw + 4u * xv;
     if (4u * xv >= push.tw || tile >= pvr_n_tokens()) return;
     if (left >= pvr_param(WIDTH) || pvr_param(BAND_Y) + row >= pvr_param(HEIGHT)) return;
 
     vec4 acc[4] = vec4[4](vec4(0.0), vec4(0.0), vec4(0.0), vec4(0.0));
     for (uint i = 0u; i < 5u; i++) {
-        const uint at = tile * push.luma_tile + (row + push.halo - 2u + i) * push.xs + push.halo - 2u + 4u * xv;
+        const uint line = row + push.halo - 2u + i;
+        const uint at = tile * push.luma_tile + line * push.xs + push.halo - 2u + 4u * xv;
         float s[8];
         for (uint j = 0u; j < 8u; j++) s[j] = luma[at + j];
         for (int j = 0; j < 5; j++) {
@@ -38,10 +40,12 @@ void main() {
         const uint line = 2u * row + a;
         if (push.bits == 8u) {
             for (int i = 0; i < 4; i += 2)
-                put(line, left / 2u + i / 2, quantise(even[i], top) | quantise(odd[i], top) << 8
+                put(line, left / 2u + i / 2,
+                    quantise(even[i], top) | quantise(odd[i], top) << 8
                     | quantise(even[i + 1], top) << 16 | quantise(odd[i + 1], top) << 24);
         } else {
-            for (int i = 0; i < 4; i++) put(line, left + i, quantise(even[i], top) | quantise(odd[i], top) << 16);
+            for (int i = 0; i < 4; i++)
+                put(line, left + i, quantise(even[i], top) | quantise(odd[i], top) << 16);
         }
     }
 }

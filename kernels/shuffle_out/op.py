@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shuffle_out: the network's four maps and the filtered luma -> samples of the enlarged band (pixel shuffle x2).
+"""shuffle_out: the network's four maps and the filtered luma -> samples of the enlarged band (pixel
+shuffle x2).
 
-Output sample (2Y + a, 2X + b), with p = 2a + b and core pixel (y, x) of tile t at frame column X = (COL0 + t) * tw + x and
-frame row Y = BAND_Y + y, is f[t][y][p][x] + sum over 5x5 of base[p][5i + j] * luma[t][y + halo - 2 + i][x + halo - 2 + j], times the
-largest sample, rounded, packed into words. Output rows are `stride` words apart, the first is frame row 2 * BAND_Y. Pixels
-beyond WIDTH or HEIGHT may be left unwritten; words past the stride are. tw is a multiple of 4.
+Output sample (2Y + a, 2X + b), with p = 2a + b and core pixel (y, x) of tile t at frame column X =
+(COL0 + t) * tw + x and frame row Y = BAND_Y + y, is f[t][y][p][x] + sum over 5x5 of base[p][5i + j]
+* luma[t][y + halo - 2 + i][x + halo - 2 + j], times the largest sample, rounded, packed into words.
+Output rows are `stride` words apart, the first is frame row 2 * BAND_Y. Pixels beyond WIDTH or
+HEIGHT may be left unwritten; words past the stride are. tw is a multiple of 4.
 """
 
 from __future__ import annotations

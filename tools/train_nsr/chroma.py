@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learns the chroma filters: four 5x5 filters for each siting, by least squares on the chroma planes of photographs.
+"""Learns the chroma filters: four 5x5 filters for each siting, by least squares on the chroma
+planes of photographs.
 
     python chroma.py --data FOLDER --out chroma.npz
 
-Forward model: an RGB picture is halved (MATLAB's bicubic); both are taken to BT.601 Cb and Cr and subsampled to 4:2:0 with the
-siting in question (left: [1 2 1]/4 across at even columns; centre: the mean of two; down: the mean of two). The filters take
-the small 4:2:0 plane to the large one, whose grid keeps the siting: output pixel 2m + b of the left siting lies at m - 1/8 or m + 3/8 of
-the input across, of the centre siting at m -+ 1/4; down always -+ 1/4. Each filter's sum is 1: it is solved for differences to the
-middle sample, with a small ridge. Prints the PSNR of both planes against plain bicubic at the same positions.
+Forward model: an RGB picture is halved (MATLAB's bicubic); both are taken to BT.601 Cb and Cr and
+subsampled to 4:2:0 with the siting in question (left: [1 2 1]/4 across at even columns; centre: the
+mean of two; down: the mean of two). The filters take the small 4:2:0 plane to the large one, whose
+grid keeps the siting: output pixel 2m + b of the left siting lies at m - 1/8 or m + 3/8 of the
+input across, of the centre siting at m -+ 1/4; down always -+ 1/4. Each filter's sum is 1: it is
+solved for differences to the middle sample, with a small ridge. Prints the PSNR of both planes
+against plain bicubic at the same positions.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ def rows_of(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     h, w = low.shape[0] - 4, low.shape[1] - 4
     mid = low[2:-2, 2:-2].reshape(-1, 1)
     near = np.stack([low[i : i + h, j : j + w].ravel() for i in range(5) for j in range(5)], 1)
-    out = np.stack([high[4 + a : -4 : 2, 4 + b : -4 : 2][:h, :w].ravel() for a in (0, 1) for b in (0, 1)], 1)
+    out = np.stack(
+        [high[4 + a : -4 : 2, 4 + b : -4 : 2][:h, :w].ravel() for a in (0, 1) for b in (0, 1)], 1
+    )
     return near - mid, out - mid
 
 
@@ -75,7 +80,11 @@ def main() -> None:
             rgb = read_rgb(path)
             rgb = rgb[:, : rgb.shape[1] // 4 * 4, : rgb.shape[2] // 4 * 4]
             high = subsample(chroma(rgb), siting).numpy().astype(np.float64)
-            low = subsample(chroma(halve(rgb).clamp(0, 255).round()), siting).numpy().astype(np.float64)
+            low = (
+                subsample(chroma(halve(rgb).clamp(0, 255).round()), siting)
+                .numpy()
+                .astype(np.float64)
+            )
             planes.append((low[:, ::1, :256], high[:, :, :512]))
             for a, b in zip(low, high, strict=True):
                 x, y = rows_of(a, b)
@@ -91,7 +100,9 @@ def main() -> None:
         for low, high in planes:
             for a, b in zip(low, high, strict=True):
                 x, y = rows_of(a, b)
-                sums += [np.square(x @ f.T - y).sum() for f in (filters, plain, np.eye(25)[[12] * 4])]
+                sums += [
+                    np.square(x @ f.T - y).sum() for f in (filters, plain, np.eye(25)[[12] * 4])
+                ]
                 count += y.size
         psnr = 10 * np.log10(255**2 * count / sums)
         print(f"{siting}: learned {psnr[0]:.2f} dB, bicubic {psnr[1]:.2f}, nearest {psnr[2]:.2f}")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures for training and for measuring: MATLAB's bicubic halving, BT.601 luma, random crops on the device."""
+"""Pictures for training and for measuring: MATLAB's bicubic halving, BT.601 luma, random crops on
+the device.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def luma(rgb: Tensor) -> Tensor:
 
 
 def halve(x: Tensor) -> Tensor:
-    """Half size by MATLAB's imresize (antialiased cubic, mirrored borders) of [C, H, W], H and W even; not rounded."""
+    """Half size by MATLAB's imresize (antialiased cubic, mirrored borders) of [C, H, W], H and W
+    even; not rounded.
+    """
     taps = torch.tensor([cubic((t - 3.5) / 2) for t in range(8)], device=x.device)
     taps = taps / taps.sum()
     c = x.shape[0]
@@ -43,14 +47,17 @@ def read_rgb(path: Path) -> Tensor:
 
 
 class Crops:
-    """All pictures in two flat uint8 tensors on the device, and random aligned crops of them in all 8 orientations."""
+    """All pictures in two flat uint8 tensors on the device, and random aligned crops of them in all
+    8 orientations.
+    """
 
     def __init__(self, paths: list[Path], device: torch.device, patch: int, radius: int) -> None:
         hr_all, lr_all, rows = [], [], []
         hr_at = lr_at = 0
         for p in paths:
             rgb = read_rgb(p).to(device)
-            # The picture itself and two smaller ones: finer structure per pixel than a photograph has.
+            # The picture itself and two smaller ones: finer structure per pixel than a photograph
+            # has.
             for scale in (1.0, 0.75, 0.55):
                 x = rgb
                 if scale != 1.0:
@@ -75,13 +82,17 @@ class Crops:
     def batch(self, n: int) -> tuple[Tensor, Tensor]:
         """LR [n, 1, patch, patch] and HR [n, 1, 2(patch-2r), 2(patch-2r)], both 0..1."""
         d, p, r = self.device, self.patch, self.radius
-        pick = torch.searchsorted(self.share, torch.rand(n, device=d)).clamp(max=len(self.table) - 1)
+        pick = torch.searchsorted(self.share, torch.rand(n, device=d)).clamp(
+            max=len(self.table) - 1
+        )
         hr0, lr0, h, w = self.table[pick].unbind(1)
         y = (torch.rand(n, device=d) * (h - p + 1)).long()
         x = (torch.rand(n, device=d) * (w - p + 1)).long()
         flip = torch.rand(3, n, device=d) < 0.5
 
-        def window(flat: Tensor, at: Tensor, stride: Tensor, y0: Tensor, x0: Tensor, size: int) -> Tensor:
+        def window(
+            flat: Tensor, at: Tensor, stride: Tensor, y0: Tensor, x0: Tensor, size: int
+        ) -> Tensor:
             k = torch.arange(size, device=d)
             i, j = k.view(1, -1, 1), k.view(1, 1, -1)
             t, fy, fx = (f.view(-1, 1, 1) for f in flip)
@@ -96,7 +107,9 @@ class Crops:
 
 
 class Benchmark:
-    """Pairs NAME_HR.png, NAME_LR.png of a folder; PSNR-Y by the usual protocol (8-bit luma, border of 2 left out)."""
+    """Pairs NAME_HR.png, NAME_LR.png of a folder; PSNR-Y by the usual protocol (8-bit luma, border
+    of 2 left out).
+    """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.name = folder.name

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folded weights (train.py) and chroma filters (chroma.py) -> a model file.
 
-    PYTHONPATH=. python tools/train_nsr/export.py nsr-fast.npz chroma.npz engine/video/models/nsr-fast.pvrm
+PYTHONPATH=. python tools/train_nsr/export.py nsr-fast.npz chroma.npz
+engine/video/models/nsr-fast.pvrm
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The luma network in its training form: wide linear blocks that collapse to plain 3x3 convolutions.
+"""The luma network in its training form: wide linear blocks that collapse to plain 3x3
+convolutions.
 
-Each convolution is trained as (3x3 to `wide` channels, then 1x1 back) plus a direct 3x3 plus an identity. All of
-that is linear, so the product is formed on the weights in every step and one 3x3 runs on the pixels (collapsible
-linear blocks: Bhardwaj et al., SESR, MLSys 2022). No padding: every layer loses a ring of one pixel, the
-caller gives context, which is how the engine runs it, too.
+Each convolution is trained as (3x3 to `wide` channels, then 1x1 back) plus a direct 3x3 plus an
+identity. All of that is linear, so the product is formed on the weights in every step and one 3x3
+runs on the pixels (collapsible linear blocks: Bhardwaj et al., SESR, MLSys 2022). No padding: every
+layer loses a ring of one pixel, the caller gives context, which is how the engine runs it, too.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +68,7 @@ class Nsr(nn.Module):
         super().__init__()
         self.channels, self.blocks = channels, blocks
         sizes = [1] + [channels] * (blocks + 1) + [4]
-        self.convs = nn.ModuleList(
-            Collapsible(a, b, wide) for a, b in zip(sizes, sizes[1:], strict=False)
-        )
+        self.convs = nn.ModuleList(Collapsible(a, b, wide) for a, b in pairwise(sizes))
         self.slopes = nn.ParameterList(
             nn.Parameter(torch.full((channels,), 0.25)) for _ in range(blocks + 1)
         )
@@ -90,7 +90,9 @@ class Nsr(nn.Module):
         return F.pixel_shuffle(f + F.conv2d(inner, self.base[:, None]), 2)
 
     def folded(self) -> dict[str, Tensor]:
-        """What is shipped: conv<i>.weight [cout, cin, 3, 3], conv<i>.bias, conv<i>.slope, base [4, 5, 5]."""
+        """What is shipped: conv<i>.weight [cout, cin, 3, 3], conv<i>.bias, conv<i>.slope, base [4,
+        5, 5].
+        """
         out: dict[str, Tensor] = {"base": self.base.detach()}
         for i, conv in enumerate(self.convs):
             out[f"conv{i}.weight"] = conv.kernel().detach()  # type: ignore[operator]

@@ -4,10 +4,11 @@
     python train.py --data FOLDER --out FOLDER --channels 8 --blocks 4 --minutes 4 [--resume]
                     [--bench FOLDER ...] [--seed 1] [--smoke]
 
---data holds photographs (a list of those used goes to the log); --bench folders hold NAME_HR.png and NAME_LR.png, which
-are only measured, never trained on and never used to choose weights: the average of the weights at the end is what counts.
-The learning rate follows the clock, so a run takes the minutes that it is given. OUT gets NAME.npz (folded float32
-weights), NAME.ckpt (to go on with --resume) and NAME.log.
+--data holds photographs (a list of those used goes to the log); --bench folders hold NAME_HR.png
+and NAME_LR.png, which are only measured, never trained on and never used to choose weights: the
+average of the weights at the end is what counts. The learning rate follows the clock, so a run
+takes the minutes that it is given. OUT gets NAME.npz (folded float32 weights), NAME.ckpt (to go on
+with --resume) and NAME.log.
 """
 
 from __future__ import annotations
@@ -34,18 +35,26 @@ def parse() -> argparse.Namespace:
     p.add_argument("--blocks", type=int, default=4)
     p.add_argument("--minutes", type=float, default=4)
     p.add_argument("--batch", type=int, default=64)
-    p.add_argument("--patch", type=int, default=60, help="side of the low-resolution patch, context included")
+    p.add_argument(
+        "--patch", type=int, default=60, help="side of the low-resolution patch, context included"
+    )
     p.add_argument("--lr", type=float, default=1e-3)
-    p.add_argument("--l2", type=float, default=0.75, help="share of the time after which the loss is L2")
+    p.add_argument(
+        "--l2", type=float, default=0.75, help="share of the time after which the loss is L2"
+    )
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--resume", action="store_true")
     p.add_argument("--eager", action="store_true", help="do not capture the step in a CUDA graph")
-    p.add_argument("--smoke", action="store_true", help="two pictures, a few steps: does it run at all?")
+    p.add_argument(
+        "--smoke", action="store_true", help="two pictures, a few steps: does it run at all?"
+    )
     return p.parse_args()
 
 
 class Trainer:
-    """One network, its optimiser, its running average, and a step that is captured once where there is CUDA."""
+    """One network, its optimiser, its running average, and a step that is captured once where there
+    is CUDA.
+    """
 
     def __init__(self, args: argparse.Namespace, crops: Crops, device: torch.device) -> None:
         self.args, self.crops, self.device = args, crops, device
@@ -64,7 +73,8 @@ class Trainer:
     def _step(self) -> None:
         lr, hr = self.crops.batch(self.args.batch)
         e = self.net(lr) - hr
-        # The factor brings both gradients to a like size near the end of training (|e| is about 0.01).
+        # The factor brings both gradients to a like size near the end of training (|e| is about
+        # 0.01).
         loss = (1 - self.squared) * e.abs().mean() + self.squared * 30 * e.square().mean()
         self.opt.zero_grad(set_to_none=False)
         loss.backward()
@@ -90,7 +100,12 @@ class Trainer:
         self.graph.replay()
 
     def state(self, step: int) -> dict[str, object]:
-        return {"net": self.net.state_dict(), "mean": self.mean.state_dict(), "opt": self.opt.state_dict(), "step": step}
+        return {
+            "net": self.net.state_dict(),
+            "mean": self.mean.state_dict(),
+            "opt": self.opt.state_dict(),
+            "step": step,
+        }
 
 
 def main() -> None:
@@ -100,14 +115,17 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = True
     args.out.mkdir(parents=True, exist_ok=True)
-    log = open(args.out / f"{args.name}.log", "a")
 
     def say(**values: object) -> None:
-        print(json.dumps(values), file=log, flush=True)
-        print(json.dumps(values), flush=True)
+        line = json.dumps(values)
+        with open(args.out / f"{args.name}.log", "a", encoding="utf-8") as log:
+            log.write(line + "\n")
+        print(line, flush=True)
 
     began = time.monotonic()
-    paths = sorted(p for p in args.data.iterdir() if p.suffix in (".jpg", ".png"))[: 2 if args.smoke else None]
+    paths = sorted(p for p in args.data.iterdir() if p.suffix in (".jpg", ".png"))[
+        : 2 if args.smoke else None
+    ]
     radius = args.blocks + 2
     crops = Crops(paths, device, args.patch, radius)
     benches = [Benchmark(b, device) for b in args.bench]
@@ -119,13 +137,23 @@ def main() -> None:
         trainer.net.load_state_dict(saved["net"])
         trainer.mean.load_state_dict(saved["mean"])
         step = saved["step"]
-    say(event="start", args={k: str(v) for k, v in vars(args).items() if k not in ("data", "out", "bench")},
-        pictures=[p.name for p in paths], pixels=crops.pixels, torch=torch.__version__, step=step,
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu", prepare_s=round(time.monotonic() - began, 1))
+    say(
+        event="start",
+        args={k: str(v) for k, v in vars(args).items() if k not in ("data", "out", "bench")},
+        pictures=[p.name for p in paths],
+        pixels=crops.pixels,
+        torch=torch.__version__,
+        step=step,
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        prepare_s=round(time.monotonic() - began, 1),
+    )
 
     def save() -> None:
         torch.save(trainer.state(step), checkpoint)
-        np.savez(args.out / f"{args.name}.npz", **{k: v.float().cpu().numpy() for k, v in trainer.mean.folded().items()})
+        np.savez(
+            args.out / f"{args.name}.npz",
+            **{k: v.float().cpu().numpy() for k, v in trainer.mean.folded().items()},
+        )
 
     began = time.monotonic()
     seconds = args.minutes * 60
@@ -147,7 +175,13 @@ def main() -> None:
             told = part
             scores = {b.name: round(b.psnr(trainer.mean, radius), 3) for b in benches}
             psnr = -10 * math.log10(float(trainer.loss) + 1e-12)
-            say(step=step, spent=round(spent, 1), train_psnr=round(psnr, 3), rate=float(trainer.rate), **scores)
+            say(
+                step=step,
+                spent=round(spent, 1),
+                train_psnr=round(psnr, 3),
+                rate=float(trainer.rate),
+                **scores,
+            )
             save()
     save()
     scores = {b.name: round(b.psnr(trainer.mean, radius), 3) for b in benches}
