@@ -147,6 +147,7 @@ class PictureJob:
                     "format": self._chosen["format"], "priority": self._chosen["priority"],
                 }  # fmt: skip
                 message: dict[str, Any] = {"t": "picture", "job": self.id, "settings": settings}
+                worker.counters.jobs += 1
                 worker.send(message, [self._source, self._result])
                 try:
                     while True:

@@ -210,7 +210,6 @@ class Supervisor:
                 self._wake(worker.kind)
                 raise PlaceLost("the worker changed while the job waited")
         self._running[worker.kind] += 1
-        worker.counters.jobs += 1
         try:
             yield
         finally:

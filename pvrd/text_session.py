@@ -228,6 +228,7 @@ class TextJob:
                 self.stream.write("device", {**self._device(worker), "reason": self._why[:300],
                                              "restarts": self.restarts})  # fmt: skip
             self._worker = worker
+            worker.counters.jobs += 1
             self.session.arrived(worker)
             worker.send(
                 {

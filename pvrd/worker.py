@@ -25,6 +25,7 @@ SOFTWARE_SLICE_S, SLICE_S = 30.0, 1.0
 SOFTWARE_PIPELINE_S, PIPELINE_S = 120.0, 30.0
 HEALTHY_S = 60.0  # a worker that lived so long starts the back-off from the beginning
 BUSY_RETRY_S = 60.0
+OFF = "the configuration turns it off (gpu.enabled)"
 DEVICE_CODES = ("busy", "failed")  # that may pass
 
 
@@ -144,6 +145,8 @@ class Worker:
         self.generation = 0  # the first of its kind under this configuration
         self._restart.set()
         self._on_end("the configuration changed")
+        if not self.enabled:
+            self._set("disabled", OFF)
 
     @property
     def enabled(self) -> bool:
@@ -160,7 +163,7 @@ class Worker:
         while True:
             self._restart.clear()
             if not self.enabled:
-                self._set("disabled", "the configuration turns it off (gpu.enabled)")
+                self._set("disabled", OFF)
                 await self._restart.wait()
                 continue
             how = await self._one_life()
