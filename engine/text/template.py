@@ -86,7 +86,7 @@ class ChatTemplate:
         """`specials` are the texts of the control tokens."""
         self._source = source
         self._names = {"bos_token": bos, "eos_token": eos}
-        self._specials = [s for s in specials if s]
+        self._marks = _Marks(specials)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -103,9 +103,21 @@ class ChatTemplate:
         if not self._source:
             lines = [f"{m['role'].capitalize()}: {m['content']}\n" for m in messages]
             return [("".join(lines) + "Assistant:", False)]
-        mask = _Mask(self._specials, self._source, [m["content"] for m in messages])
+        mask = _Mask(self._marks, self._source, [m["content"] for m in messages])
         masked = [{"role": m["role"], "content": mask.hide(m["content"])} for m in messages]
         return mask.pieces(_render(self._source, {**self._names, "messages": masked}))
+
+
+class _Marks:
+    """The texts of a model's control tokens, ready to be looked for."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = [t for t in texts if t]
+        self.longest = max(map(len, self.texts), default=0)
+        self.heads = {t[:i] for t in self.texts for i in range(1, len(t))}
+        self.tails = {t[i:] for t in self.texts for i in range(1, len(t))}
+        ordered = sorted(self.texts, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 class _Mask:
@@ -118,26 +130,20 @@ class _Mask:
     characters are swapped back in what lies between.
     """
 
-    def __init__(self, specials: Sequence[str], source: str, contents: Sequence[str]) -> None:
-        used = set(source).union(*contents, *specials)
+    def __init__(self, marks: _Marks, source: str, contents: Sequence[str]) -> None:
+        used = set(source).union(*contents, *marks.texts)
         self._free = (c for c in map(chr, range(0xE000, 0xF900)) if c not in used)
         self._hidden: dict[str, str] = {}
-        self._pattern = None
-        self._longest = max(map(len, specials), default=0)
-        self._heads = {s[:i] for s in specials for i in range(1, len(s))}
-        self._tails = {s[i:] for s in specials for i in range(1, len(s))}
-        self._specials = specials
-        if specials:
-            texts = sorted(specials, key=len, reverse=True)
-            self._pattern = re.compile("|".join(map(re.escape, texts)))
+        self._marks = marks
 
     def hide(self, content: str) -> str:
         """The content as the template gets it: no control token in it nor at its edges."""
-        if self._pattern is None:
+        pattern = self._marks.pattern
+        if pattern is None:
             return content
         while True:
             # Again until none is left: hiding one may leave another that overlapped it.
-            hidden = self._pattern.sub(lambda m: self._swap(m[0][0]) + m[0][1:], content)
+            hidden = pattern.sub(lambda m: self._swap(m[0][0]) + m[0][1:], content)
             if hidden == content:
                 break
             content = hidden
@@ -153,9 +159,10 @@ class _Mask:
         """Whether text could end a control token that begins before it, begin one, or lie within
         one.
         """
-        lengths = range(1, min(self._longest, len(text) + 1))
-        return any(text[:n] in self._tails or text[-n:] in self._heads for n in lengths) or (
-            len(text) < self._longest and any(text in s for s in self._specials)
+        marks = self._marks
+        lengths = range(1, min(marks.longest, len(text) + 1))
+        return any(text[:n] in marks.tails or text[-n:] in marks.heads for n in lengths) or (
+            len(text) < marks.longest and any(text in t for t in marks.texts)
         )
 
     def _hide_edges(self, text: str, begin: int, end: int) -> str:
@@ -180,7 +187,8 @@ class _Mask:
         back = {ord(v): k for k, v in self._hidden.items()}
         found: list[tuple[str, bool]] = []
         at = 0
-        for match in self._pattern.finditer(rendered) if self._pattern else ():
+        pattern = self._marks.pattern
+        for match in pattern.finditer(rendered) if pattern else ():
             found.append((rendered[at : match.start()].translate(back), False))
             found.append((match.group(), True))
             at = match.end()

@@ -26,7 +26,9 @@ MAX_VOCAB = 1 << 21
 MAX_TOKEN = 1 << 12  # bytes of a token's text
 MAX_SPLIT = 128  # characters of the longest SentencePiece that merges are derived for
 
-MAX_SPECIALS = 1 << 14
+MAX_SPECIALS = 1 << 18  # characters of all control tokens together
+MAX_SPECIAL = 256  # characters of one
+MAX_MERGES = 1 << 21
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -122,8 +124,9 @@ def import_tokenizer(file: Gguf, vocab: int) -> Data:
                 f"The model cuts text by the rules {pre!r}, which are not supported."
             )
     settings = _settings(file, kind, pre, texts, types)
-    if len(settings.specials) + len(settings.user_defined) > MAX_SPECIALS:
-        raise UnsupportedModel(f"The model has more than {MAX_SPECIALS} control tokens.")
+    lengths = [len(t) for t, _ in (*settings.specials, *settings.user_defined)]
+    if sum(lengths) > MAX_SPECIALS or max(lengths, default=0) > MAX_SPECIAL:
+        raise UnsupportedModel("The model has too many or too long control tokens.")
     # No text contains NUL followed by these digits as one token: merges that would build it do not
     # exist.
     hidden = {CONTROL, UNUSED, UNKNOWN, USER_DEFINED}
@@ -265,6 +268,8 @@ def _sentencepiece(
             left, right = text[:cut], text[cut:]
             if left in vocab and right in vocab:
                 found.append((-scores[i], i, left, right))
+        if len(found) > MAX_MERGES:
+            raise UnsupportedModel(f"The model's tokens join in more than {MAX_MERGES} ways.")
     found.sort(key=lambda f: (f[0], f[1], vocab[f[2]], vocab[f[3]]))
     merges = [(left, right) for _, _, left, right in found]
     model = models.BPE(vocab, merges, unk_token=unk, fuse_unk=False, byte_fallback=True)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from engine.errors import BadModel, UnsupportedModel
 from engine.importers.gguf import Gguf
+from engine.text import tokenizer
 from engine.text.tokenizer import Data, Detokenizer, TextTokenizer, import_tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -257,6 +258,20 @@ def test_more_damage(tmp_path: Path) -> None:
     path = write(tmp_path / "c.gguf", "gpt2", ["x", "y"], [1], pre="gpt-2", merges=["x y"])
     with pytest.raises(BadModel, match="types"):
         data_of(path, 2)
+
+
+def test_vocabularies_that_would_flood_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.gguf", "llama", ["x" * 300], [3], scores=[0.0])
+    with pytest.raises(UnsupportedModel, match="too long control tokens"):
+        data_of(path, 1)
+    # Every part of every token is a token.
+    words = ["".join(w) for n in range(1, 15) for w in itertools.product("ab", repeat=n)]
+    path = write(tmp_path / "b.gguf", "llama", words, [1] * len(words), scores=[0.0] * len(words))
+    monkeypatch.setattr(tokenizer, "MAX_MERGES", 100_000)
+    with pytest.raises(UnsupportedModel, match="100000 ways"):
+        data_of(path, len(words))
 
 
 def test_damaged_compiled_data(smollm2: Path) -> None:
