@@ -6,6 +6,7 @@ That the same thread does both is the point: a driver call that is stuck shows a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -95,7 +96,7 @@ class Worker:
                 opened = devices.Opened(None, "there is no device (a fault of the test)", "failed")
             else:
                 opened = self._open(self._kind, self._config)
-        except Exception as e:  # a driver may fail in any way; without a device there still is an answer
+        except Exception as e:  # a driver may fail in any way; there is an answer all the same
             self._report(e)
             opened = devices.Opened(None, "the device could not be opened", "failed")
         self.send(
@@ -154,7 +155,9 @@ class Worker:
         handler = self._HANDLERS.get(message["t"])
         if handler is None:
             return  # a later pvrd may say more than this worker knows
-        subject = {k: message[k] for k in ("job", "session", "model") if k in message}
+        subject: dict[str, Any] = {
+            k: message[k] for k in ("job", "session", "model") if k in message
+        }
         if "job" in subject or "session" in subject:
             subject.pop("model", None)
         if "job" in subject:
@@ -194,10 +197,8 @@ class Worker:
 
     def _dying(self, reason: str) -> int:
         log.error("pvrd-worker: device lost: %s", reason)
-        try:
+        with contextlib.suppress(OSError):  # pvrd sees the end of file anyway
             self.send({"t": "dying", "reason": reason})
-        except OSError:
-            pass  # pvrd sees the end of file anyway
         return EXIT_LOST
 
     def _drop(self, task: Task) -> None:
@@ -216,7 +217,7 @@ class Worker:
         self.send({"t": "pong", "n": received.message.get("n", 0)})
 
     def _on_load(self, received: protocol.Received) -> None:
-        self._models.load(received.message, received.take())
+        self._models.load(received.message, received.fd())
 
     def _on_unload(self, received: protocol.Received) -> None:
         model = str(received.message["model"])
@@ -224,7 +225,7 @@ class Worker:
         self._models.unload(model)
 
     def _on_text(self, received: protocol.Received) -> None:
-        self._text.start(received.message, received.take())
+        self._text.start(received.message, received.fd())
 
     def _on_ack(self, received: protocol.Received) -> None:
         self._text.ack(str(received.message["job"]), int(received.message["n"]))
@@ -241,12 +242,12 @@ class Worker:
         message = received.message
         text = str(message.get("text", ""))
         if received.fds:
-            text = protocol.read_all(received.fds[0]).decode()
+            text = protocol.read_all(received.fd()).decode()
         tokens = self._models.text(str(message["model"])).count(text)
         self.send({"t": "count", "job": message["job"], "tokens": tokens})
 
     def _on_inspect(self, received: protocol.Received) -> None:
-        info = self._models.inspect(received.take())
+        info = self._models.inspect(received.fd())
         self.send({"t": "inspected", "job": received.message["job"], "info": info})
 
     def _on_video_open(self, received: protocol.Received) -> None:
@@ -254,7 +255,7 @@ class Worker:
         session = str(message["session"])
         if session in self._videos:
             raise InvalidArgument(f"There is a video session {session} already.")
-        task = VideoTask(self._models, message, received.take(), self.send)
+        task = VideoTask(self._models, message, received.fd(), self.send)
         self._videos[session] = task
         self._scheduler.add(task)
 
@@ -265,7 +266,9 @@ class Worker:
 
     def _on_picture(self, received: protocol.Received) -> None:
         message = received.message
-        task = PictureTask(self._models, message, received.take(), received.take(), self.send)
+        task = PictureTask(
+            self._models, message, received.fd(0), received.fd(1), self.send
+        )
         self._pictures[task.job] = task
         self._scheduler.add(task)
 

@@ -14,6 +14,8 @@ from engine.backends.base import Backend
 from engine.errors import PvrError, UnsupportedModel
 from engine.text import model as text_model
 from engine.text.model import TextModel
+from engine.video import network
+from engine.video.network import VideoModel
 
 PROGRESS_S = 0.1
 
@@ -30,7 +32,7 @@ class UnknownModel(PvrError):
 class Loaded:
     """A model on the device and how many use it."""
 
-    model: Any
+    model: TextModel | VideoModel
     users: int = 0
     unwanted: bool = False
 
@@ -72,11 +74,9 @@ class Models:
 
     def _open(
         self, message: Mapping[str, Any], fd: int, progress: Callable[[float], None]
-    ) -> Any:
+    ) -> TextModel | VideoModel:
         cache, force = str(message.get("cache") or ""), bool(message.get("force"))
         if message.get("kind") == "video":
-            from engine.video.network import VideoModel
-
             return VideoModel.load(fd, self.backend, progress)
         chunk = int(self.config.get("chunk") or 0)
         return TextModel.load(fd, cache, self.backend, progress, chunk=chunk, force=force)
@@ -87,11 +87,9 @@ class Models:
         Raises:
             BadModel, UnsupportedModel
         """
-        if os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC:
-            if pvrm.Pvrm.open(fd).metadata.get("kind") == "video":
-                from engine.video import network
-
-                return network.inspect(fd)
+        compiled = os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC
+        if compiled and pvrm.Pvrm.open(fd).metadata.get("kind") == "video":
+            return network.inspect(fd)
         return text_model.inspect(fd)
 
     def text(self, key: str) -> TextModel:
@@ -105,15 +103,24 @@ class Models:
             raise UnsupportedModel("The model is not for text.")
         return model
 
-    def acquire(self, key: str) -> Any:
-        """The model, which stays loaded until `release`.
+    def video(self, key: str) -> VideoModel:
+        """A loaded video model, for a moment.
+
+        Raises:
+            UnknownModel, UnsupportedModel
+        """
+        model = self._entry(key).model
+        if not isinstance(model, VideoModel):
+            raise UnsupportedModel("The model is not for video.")
+        return model
+
+    def acquire(self, key: str) -> None:
+        """The model stays loaded until `release`.
 
         Raises:
             UnknownModel: it is not loaded.
         """
-        entry = self._entry(key)
-        entry.users += 1
-        return entry.model
+        self._entry(key).users += 1
 
     def release(self, key: str) -> None:
         """The other half of `acquire`."""

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.errors import OutOfMemory
+from engine.video.picture import PictureJob
 from pvrd.workers import protocol
 from pvrd.workers.models import Models
 
 DEFAULT_PRIORITY = 5
 MAX_SOURCE = 1 << 30
+PROGRESS_S = 0.1
 
 Send = Callable[[Mapping[str, Any]], None]
 
@@ -22,8 +26,26 @@ class PictureTask:
     def __init__(
         self, models: Models, message: Mapping[str, Any], source: int, result: int, send: Send
     ) -> None:
+        """Takes `result` over; `source`, which is read with pread and never mapped, stays the caller's.
+
+        Raises:
+            InvalidArgument: no picture, or settings that make no sense.
+            UnknownModel, UnsupportedModel, OutOfMemory
+        """
         self.job = str(message["job"])
-        self.priority = 5
+        settings = message["settings"]
+        self.priority = int(settings.get("priority", DEFAULT_PRIORITY))
+        self._model = str(settings["model"])
+        self._models = models
+        self._send = send
+        self._began = self._told = time.monotonic()
+        data = protocol.read_all(source, MAX_SOURCE)
+        tile = settings.get("tile") or models.config.get("tile") or 0
+        self._picture = PictureJob(
+            models.backend, models.video(self._model), data, {**settings, "tile": tile}
+        )
+        self._result = os.dup(result)
+        models.acquire(self._model)
 
     def subject(self) -> Mapping[str, str]:
         return {"job": self.job}
@@ -35,7 +57,51 @@ class PictureTask:
         return True
 
     def step(self) -> bool:
+        """One slice; False after `picture.done`.
+
+        Raises:
+            InvalidArgument: a damaged picture.
+            DeviceLost, OutOfMemory
+        """
+        if not self._picture.step():
+            self._progress()
+            return True
+        self._write()
+        info = self._picture.info
+        self._send(
+            {
+                "t": "picture.done",
+                "job": self.job,
+                **{k: info[k] for k in ("width", "height", "bytes", "format")},
+                "stats": {
+                    "tiles": info["tiles"],
+                    "tiles_fallback": info["tiles_fallback"],
+                    "ms": round((time.monotonic() - self._began) * 1000, 3),
+                },
+            }
+        )
         return False
 
     def close(self) -> None:
-        return
+        self._picture.close()
+        os.close(self._result)
+        self._models.release(self._model)
+
+    def _progress(self) -> None:
+        now = time.monotonic()
+        done, total = self._picture.progress
+        if total and now - self._told >= PROGRESS_S:
+            self._told = now
+            self._send({"t": "picture.progress", "job": self.job, "done": done, "total": total})
+
+    def _write(self) -> None:
+        offset = 0
+        os.ftruncate(self._result, 0)
+        try:
+            for part in self._picture.parts:
+                view = memoryview(part)
+                while view:
+                    written = os.pwrite(self._result, view, offset)
+                    view, offset = view[written:], offset + written
+        except OSError as e:
+            raise OutOfMemory(f"The picture of {self._picture.nbytes} bytes has no room: {e.strerror}.") from None

@@ -52,6 +52,16 @@ class Received:
             raise ProtocolError(f"message {self.message.get('t')!r} lacks a file descriptor")
         return self.fds.pop(0)
 
+    def fd(self, index: int = 0) -> int:
+        """An fd that stays this message's.
+
+        Raises:
+            ProtocolError: the message came with fewer fds.
+        """
+        if index >= len(self.fds):
+            raise ProtocolError(f"message {self.message.get('t')!r} lacks a file descriptor")
+        return self.fds[index]
+
     def close(self) -> None:
         """Closes the fds that nobody took."""
         while self.fds:

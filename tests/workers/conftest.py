@@ -103,8 +103,10 @@ class Peer:
         if self.process.stderr is not None and not self.process.stderr.closed:
             try:
                 self._err = self.process.communicate(timeout=WAIT_S)[1].decode()
-            finally:
+            except subprocess.TimeoutExpired:
                 self.process.kill()
+                self.process.communicate()
+                raise
         return self.process.returncode, self._err
 
 

@@ -144,11 +144,10 @@ def test_second_turn_of_a_talk_prefills_only_what_is_new(worker: Peer) -> None:
 
 
 def test_context_is_the_sessions(worker: Peer) -> None:
-    worker.text("1", "x", session="a", context=32, max_tokens=100)
-    start = worker.expect("text.start")
-    assert start["context"] == 32
     worker.send("count", job="n", model="m", text="x" * 200)
     tokens = worker.expect("count")["tokens"]
+    worker.text("1", "x", session="a", context=32, max_tokens=100)
+    assert worker.expect("text.start")["context"] == 32
     end = worker.answer("1")[-1]
     assert end["reason"] == "length"
     worker.text("2", "x" * 200, session="b", context=32)
