@@ -19,6 +19,7 @@ pytestmark = pytest.mark.boot
 TREE = Path(__file__).resolve().parents[2]
 UNITS = ("pvrd.service", "pvrd-worker-gpu@.service", "pvrd-worker-cpu@.service")
 PROMPT = "xyzzy plugh, said nobody to the journal"
+LONG = 1500  # tokens whose lines do not fit into a pipe
 WIDTH, HEIGHT, FRAMES = 36, 20, 3
 
 
@@ -143,20 +144,43 @@ def test_user_enlarges(installed) -> None:
     assert len(frames) == FRAMES * (len(b"FRAME\n") + 4 * WIDTH * HEIGHT * 3 // 2)
 
 
+# Reads one token, waits for a line on standard input, reads the rest. What it does not read fills
+# the pipe and parks the job, so that a job of this length is under way all that time.
+CLIENT = f"""
+import sys
+sys.path.insert(0, "/usr/local/lib/pvrd")
+from pvrd.client import Client
+from pvrd.ctl.generate import Answer
+with Client() as client, client.open_text({{"model": "tiny"}}) as session:
+    answer = Answer(show=False)
+    settings = {{"max_tokens": {LONG}, "temperature": 0.0}}
+    for event in session.generate({PROMPT!r}, settings):
+        answer.take(event)
+        if answer.ids and sys.stdin is not None:
+            print("one", flush=True)
+            sys.stdin.readline()
+            sys.stdin = None
+record = answer.record(False)
+print(record["device"], record["restarts"], *record["token_ids"])
+"""
+
+
 def test_killed_worker_is_replaced_and_the_text_goes_on(installed, until) -> None:
-    whole = installed.ctl(*generate(1500)[2:])
+    whole = installed.ctl(*generate(LONG)[2:])
+    assert (len(whole["token_ids"]), whole["restarts"]) == (LONG, 0)
     before = workers(installed)
     assert len(before) == 1
-    plain = [word for word in generate(1500) if word != "--json"]
     with subprocess.Popen(
-        installed.argv(*plain, user="tester"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        installed.argv("python3", "-ISc", CLIENT, user="tester"), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as job:
         assert job.stdout
-        first = job.stdout.read(1)
+        assert job.stdout.readline() == b"one\n"
         installed.run("systemctl", "kill", "--signal=KILL", *before)
-        text = first + job.stdout.read()
-        assert job.wait(60) == 0
-    assert text.decode().removesuffix("\n") == whole["text"].removesuffix("\n")
+        said, _ = job.communicate(b"go on\n", timeout=120)
+    device, restarts, *ids = said.decode().split()
+    assert (device, restarts) == ("cpu", "1")
+    assert list(map(int, ids)) == whole["token_ids"]
     until("another worker runs", lambda: workers(installed) not in ([], before))
 
 
@@ -205,6 +229,6 @@ def test_journal_holds_no_traceback_and_no_prompt(installed) -> None:
 
 def test_uninstall_leaves_nothing(installed) -> None:
     installed.run("make", "-C", "/mnt/tree", "uninstall", "PURGE=1")
-    left = installed.text("find", "/", "-xdev", "-iname", "*pvrd*", "-not", "-path", "/proc/*")
+    left = installed.text("find", "/", "-xdev", "-iname", "*pvrd*", "-not", "-path", "/mnt/*")
     assert left == ""
     assert installed.run("getent", "passwd", "pvrd", check=False).returncode == 2
