@@ -51,7 +51,7 @@ class DeviceInfo:
 
 @dataclass
 class RunStats:
-    """What one slice cost. device_s is None where the device has no timestamps."""
+    """What one slice cost. device_s is None where the device does not tell."""
 
     wall_s: float
     device_s: float | None = None

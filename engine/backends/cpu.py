@@ -46,7 +46,10 @@ def _library() -> ctypes.CDLL:
     # Idle threads of a team sleep soon: the next slice may be seconds away, and other programs want
     # the CPU.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    lib = ctypes.CDLL(str(kernels.artifacts() / "libpvrkernels.so"))
+    try:
+        lib = ctypes.CDLL(str(kernels.artifacts() / "libpvrkernels.so"))
+    except OSError as e:
+        raise PvrError(f"the kernels cannot be loaded: {e}") from e
     lib.pvr_op_index.argtypes = [ctypes.c_char_p]
     lib.pvr_isa.restype = ctypes.c_char_p
     lib.pvr_isa_at.argtypes = [ctypes.c_int]

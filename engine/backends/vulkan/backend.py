@@ -282,7 +282,7 @@ class VulkanBackend:
         self._layouts: dict[tuple[int, int], api.Layout] = {}
         self._live: set[VulkanExecutable | VulkanWeights] = set()
         self._lost = ""
-        self._pending = False
+        self._pending = self._hung = False
         self._lock = threading.RLock()  # a queue belongs to one thread at a time
         with ExitStack() as stack:
             instance = api.Instance()
@@ -324,7 +324,10 @@ class VulkanBackend:
 
     def misfit(self, op: str, variant: str) -> str:
         """Why the device cannot have this variant; "" when it can."""
-        entry = kernels.manifest().get(op, {}).get(variant)
+        try:
+            entry = kernels.manifest().get(op, {}).get(variant)
+        except (OSError, ValueError) as e:
+            raise PvrError(f"the kernels cannot be loaded: {e}") from e
         if entry is None:
             return "it was not compiled"
         return misfit(entry, self.info.limits, self.info.features)
@@ -344,7 +347,10 @@ class VulkanBackend:
             layout = self._layouts.get(shape)
             if layout is None:
                 layout = self._layouts[shape] = self._device.layout(*shape)
-            code = (kernels.artifacts() / kernels.manifest()[op][variant]["file"]).read_bytes()
+            try:
+                code = (kernels.artifacts() / kernels.manifest()[op][variant]["file"]).read_bytes()
+            except OSError as e:
+                raise PvrError(f"the kernels cannot be loaded: {e}") from e
             handle = self._device.pipeline(f"{op}.{variant}", code, layout)
             made = _Pipeline(handle, layout, tuple(b.access for b in contract.bindings))
             self._pipelines[op, variant] = made
@@ -414,15 +420,19 @@ class VulkanBackend:
                 raise DeviceLost(self._lost)
             try:
                 self._device.submit(submission)
-                self._pending = True
-                self._device.wait(self.deadline_s)
-                self._pending = False
             except DeviceLost as e:
-                self._lost, self._pending = str(e), False
+                self._lost = str(e)
                 raise
+            self._pending = True
+            try:
+                self._device.wait(self.deadline_s)
             except TimeoutError as e:
                 self._lost = f"the GPU did not finish within {self.deadline_s:g} s"
                 raise DeviceLost(self._lost) from e
+            except PvrError as e:  # whatever it is: nobody knows whether the slice was done
+                self._lost = str(e)
+                raise DeviceLost(self._lost) from e
+            self._pending = False
 
     def _release(self, stack: ExitStack) -> None:
         """Destroys handles, unless a hung submission may still use them: then the end of the
@@ -430,10 +440,14 @@ class VulkanBackend:
         """
         with self._lock:
             if self._pending:
+                if self._hung:
+                    stack.pop_all()
+                    return
                 try:
                     self._device.wait(min(self.deadline_s + 1.0, 5.0))
                     self._pending = False
                 except TimeoutError:
+                    self._hung = True  # wait for it once alone
                     stack.pop_all()
                     return
                 except PvrError:

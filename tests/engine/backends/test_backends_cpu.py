@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +67,26 @@ def test_the_environment_lowers_the_instruction_set(wanted: str, got: str) -> No
         check=True,
     )
     assert done.stdout.strip() == got
+
+
+def test_kernels_that_are_not_built(tmp_path: Path) -> None:
+    (tmp_path / "libpvrkernels.so").write_text("no library")
+    code = (
+        "from engine.backends.cpu import CpuBackend\nfrom engine.errors import PvrError\n"
+        "try:\n    CpuBackend()\nexcept PvrError as e:\n    print(e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "PVRD_KERNELS": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "kernels cannot be loaded" in done.stdout
 
 
 def test_weights_are_views_of_the_mapping() -> None:

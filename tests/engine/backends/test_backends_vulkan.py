@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.backends.vulkan import NoDevice, VulkanBackend, list_devices
+from engine.backends.vulkan import NoDevice, VulkanBackend, api, list_devices
 from engine.backends.vulkan.backend import Hazards
-from engine.errors import DeviceLost, InvalidArgument
+from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.program import Binding, Buffer, Program
 from tests.engine.backends.conftest import PARAMS, chain, chain_data, swiglu
 
@@ -45,6 +45,77 @@ def test_the_n_th_submission_reports_loss_and_all_after_it() -> None:
 
 
 @gpu
+@pytest.mark.parametrize(
+    ("function", "result", "error"),
+    [
+        ("vkQueueSubmit", "VkErrorDeviceLost", DeviceLost),
+        ("vkWaitForFences", "VkErrorDeviceLost", DeviceLost),
+        ("vkQueueSubmit", "VkErrorOutOfDeviceMemory", OutOfMemory),
+        ("vkWaitForFences", "VkErrorOutOfHostMemory", DeviceLost),
+        ("vkResetFences", "VkErrorUnknown", PvrError),
+    ],
+)
+def test_every_result_becomes_an_error_of_ours(
+    function: str, result: str, error: type[PvrError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = VulkanBackend(allow_software=True)
+    try:
+        exe, _ = ready(backend)
+
+        def fail(*_: object) -> None:
+            raise getattr(api.vk, result)
+
+        with monkeypatch.context() as m:
+            m.setattr(api.vk, function, fail)
+            with pytest.raises(PvrError, match=function) as caught:
+                exe.run("first")
+        assert type(caught.value) is error
+        if error is DeviceLost:
+            with pytest.raises(DeviceLost):
+                exe.run("first")
+        else:
+            exe.run("first")
+    finally:
+        backend.close()
+
+
+@gpu
+def test_result_codes_that_the_package_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = VulkanBackend(allow_software=True)
+    try:
+        exe, _ = ready(backend)
+
+        def fail(*_: object) -> None:
+            raise api.vk.exception_codes[-1000174001]
+
+        with monkeypatch.context() as m:
+            m.setattr(api.vk, "vkQueueSubmit", fail)
+            with pytest.raises(PvrError, match="VkResult -1000174001"):
+                exe.run("first")
+    finally:
+        backend.close()
+
+
+@gpu
+def test_memory_that_the_driver_refuses_is_told_with_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = VulkanBackend(allow_software=True)
+    try:
+
+        def fail(*_: object) -> None:
+            raise api.vk.VkErrorOutOfDeviceMemory
+
+        with monkeypatch.context() as m:
+            m.setattr(api.vk, "vkAllocateMemory", fail)
+            with pytest.raises(OutOfMemory, match="no 4096 bytes left"):
+                backend.weights({"w": np.zeros(4096, np.uint8)})
+        assert backend.weights({"w": np.zeros(4096, np.uint8)}).nbytes() == 4096
+    finally:
+        backend.close()
+
+
+@gpu
 def test_a_slice_past_its_deadline_is_device_loss() -> None:
     """The work takes far longer than the deadline, and the backend still closes cleanly once it is
     done.
@@ -67,6 +138,30 @@ def test_a_slice_past_its_deadline_is_device_loss() -> None:
             exe.run("long")
     finally:
         backend.close()
+
+
+@gpu
+def test_a_device_that_hangs_is_left_to_the_end_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Handles that a hung slice may use are never destroyed, and closing waits for it once alone."""
+    backend = VulkanBackend(allow_software=True)
+    exe, _ = ready(backend)
+    waits = []
+
+    def hang(*args: object) -> None:
+        waits.append(args[-1])
+        raise api.vk.VkTimeout
+
+    destroyed: list[object] = []
+    with monkeypatch.context() as m:
+        m.setattr(api.vk, "vkWaitForFences", hang)
+        m.setattr(api.vk, "vkDestroyDevice", lambda *a: destroyed.append(a))
+        with pytest.raises(DeviceLost, match="did not finish within 30 s"):
+            exe.run("first")
+        backend.close()
+    assert waits == [30 * 10**9, 5 * 10**9]
+    assert not destroyed
 
 
 @gpu
