@@ -144,7 +144,7 @@ def test_a_slice_past_its_deadline_is_device_loss() -> None:
 def test_a_device_that_hangs_is_left_to_the_end_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Handles that a hung slice may use are never destroyed, and closing waits for it once alone."""
+    """Handles that a hung slice may use are never destroyed; closing waits for it only once."""
     backend = VulkanBackend(allow_software=True)
     exe, _ = ready(backend)
     waits = []
