@@ -23,7 +23,7 @@ from engine.errors import BadModel, UnsupportedModel
 from engine.importers.gguf import Gguf
 
 MAX_VOCAB = 1 << 21
-MAX_TOKEN = 1 << 12  # bytes of a token's text
+MAX_TOKEN = 512  # bytes of a token's text: it has to fit a line of the text stream
 MAX_SPLIT = 128  # characters of the longest SentencePiece that merges are derived for
 
 MAX_SPECIALS = 1 << 18  # characters of all control tokens together
