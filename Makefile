@@ -24,6 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore
 
+.NOTPARALLEL:
 .PHONY: build check check-long demo wheels install uninstall clean packages help
 
 build: .venv/.pvrd
@@ -32,10 +33,10 @@ help:
 	@sed -n 's/^# make/make/p' Makefile
 
 packages:
-	@tools/install/packages check
+	@tools/install/packages $(if $(filter check check-long,$(MAKECMDGOALS)),check,demo)
 
 .venv/.dependencies: pyproject.toml tools/install/venv tools/install/requirements.py
-	@tools/install/packages check
+	@tools/install/packages build
 	@tools/install/venv '$(PYTHON)'
 	@touch $@
 
@@ -45,7 +46,7 @@ packages:
 	  --config-settings=builddir=build .
 	@touch $@
 
-demo: build
+demo: packages build
 	@echo 'The demo starts a bus and a daemon of its own, touches nothing outside demo/ and takes a few minutes.'
 	@tools/demo
 
