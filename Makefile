@@ -65,7 +65,7 @@ wheels: build
 
 install:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' VENV='$(VENV)' MODELS='$(MODELS)' WHEELS='$(WHEELS)' \
-	  PYTHON='$(PYTHON)' MAKE='$(MAKE)' tools/install/install
+	  PYTHON='$(PYTHON)' MAKE='$(MAKE_COMMAND)' tools/install/install
 
 uninstall:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' PURGE='$(PURGE)' tools/install/uninstall

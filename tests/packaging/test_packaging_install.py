@@ -167,7 +167,10 @@ def test_folder_of_wheels_that_does_not_serve(tmp_path: Path, names: list[str], 
     (tmp_path / "w").mkdir()
     for name in names:
         wheel(tmp_path / "w", name, {f"{name}/__init__.py": ""})
-    assert words in system("install", tmp_path / "d", "--wheels", tmp_path / "w", ok=False)
+    dest = tmp_path / "d"
+    dest.mkdir()
+    assert words in system("install", dest, "--wheels", tmp_path / "w", "--python", PYTHON, ok=False)
+    assert below(dest) == set(), "nothing is begun"
 
 
 def test_python_that_does_not_serve(tmp_path: Path, wheels: Path) -> None:

@@ -95,15 +95,20 @@ class Target:
         }[kind]
 
 
-def unpack(target: Target, wheels: Path) -> None:
-    """The contents of every wheel in the folder into the site folder."""
+def usable(wheels: Path) -> list[Path]:
+    """The wheels of the folder; ends the program when they do not make an installation."""
     found = sorted(wheels.glob("*.whl"))
     names = [w.name.split("-")[0].lower() for w in found]
     if "pvrd" not in names:
         die(f"{wheels} has no wheel of pvrd.")
     if twice := {n for n in names if names.count(n) > 1}:
         die(f"{wheels} has more than one wheel of {', '.join(sorted(twice))}.")
-    for wheel in found:
+    return found
+
+
+def unpack(target: Target, wheels: list[Path]) -> None:
+    """The contents of every wheel into the site folder."""
+    for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for info in archive.infolist():
                 parts = Path(info.filename).parts
@@ -226,10 +231,11 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
     if target.system and python.startswith(("/home/", "/root/")):
         print(f"pvrd: {python} lies in a home, where the service cannot see it; "
               "name another with PYTHON=.", file=sys.stderr)
+    found = usable(wheels)
     if remove(target):
         print("Replacing the installation that is there.")
     try:
-        unpack(target, wheels)
+        unpack(target, found)
         launchers(target, python, site)
         user(target)
         data(target)
