@@ -25,10 +25,10 @@ def view(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return array.reshape(-1).view(dtype)
 
 
-def format_variants(workgroup: int) -> tuple[Variant, ...]:
+def format_variants(workgroup: int, shared: int = 0) -> tuple[Variant, ...]:
     """A baseline variant for each weight format, named after it."""
     return tuple(
-        Variant(name, (workgroup, 1, 1), {f"FMT_{name.upper()}": "1"})
+        Variant(name, (workgroup, 1, 1), {f"FMT_{name.upper()}": "1"}, shared=shared)
         for name in ("q4", "q8", "f16")
     )
 

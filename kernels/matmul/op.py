@@ -14,11 +14,11 @@ from kernels import weights
 from kernels.contract import N_TOKENS, Bind, Contract, Groups, Variant, ceil_div
 from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, spread, view
 
-TOKENS = 8  # of an invocation
+ROWS, TOKENS = 4, 4  # of an invocation of the GLSL
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    x, z = spread(ceil_div(push["n"], variant.workgroup[0]))
+    x, z = spread(ceil_div(push["n"], ROWS * variant.workgroup[0]))
     return (x, ceil_div(push["tokens"], TOKENS), z)
 
 

@@ -1,41 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-// An invocation takes a row. Grid: n over x, and over y where x would pass 65535 groups.
+// A workgroup takes a tile of 16 rows: an invocation four rows (so that what it loads of x serves
+// four times) and every eighth block along k; the eight parts are added in shared memory.
+// Grid: n / 16 over x, and over y where x would pass 65535 groups.
 #version 450
 #include "pvr.glsl"
 #define WEIGHTS_BINDING 1
+#define WEIGHTS_QUADS
 #include "weights.glsl"
 
 layout(push_constant) uniform Push { uint fmt; uint n; uint k; uint accumulate; uint y0; } push;
 layout(std430, set = 0, binding = 2) readonly buffer X { vec4 x[]; };
 layout(std430, set = 0, binding = 3) buffer Y { float y[]; };
 
+const uint SLICES = 8u;
+shared vec4 parts[32];
+
 void main() {
-    uint group = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
-    uint row = group * PVR_WG_X + gl_LocalInvocationID.x;
-    if (row >= push.n)
+    uint tile = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    uint lane = gl_LocalInvocationID.x;
+    uint slice = lane >> 2;
+    if (tile * 16u >= push.n)
         return;
-    uint at = weights_row(row, push.k);
-    uint xi = 0u;
-    float sum = 0.0;
-    for (uint block = 0u; block < push.k >> 5; block++) {
-        vec4 products = vec4(0.0), ones = vec4(0.0);
+    uint at = weights_quad(tile * 4u + (lane & 3u), push.k) + slice * WEIGHTS_BLOCK;
+    vec4 sum = vec4(0.0);
+    for (uint block = slice; block < push.k >> 5; block += SLICES) {
+        vec4 products = vec4(0.0), ones = vec4(0.0), scale, minimum;
         for (uint j = 0u; j < 4u; j++) {
-            vec4 a, b;
-            weights_eight(at, row, j, a, b);
-            vec4 xa = x[xi], xb = x[xi + 1u];
-            products += a * xa + b * xb;
+            mat4 a, b;
+            weights_eights(at, j, a, b);
+            vec4 xa = x[block * 8u + 2u * j], xb = x[block * 8u + 2u * j + 1u];
+            products += xa * a + xb * b;
 #if WEIGHTS_MINIMUM
             ones += xa + xb;
 #endif
-            xi += 2u;
         }
-        vec2 scale = weights_scale(at);
-        sum += scale.x * dot(products, vec4(1.0));
+        weights_scales(at, scale, minimum);
+        sum += scale * products;
 #if WEIGHTS_MINIMUM
-        sum += scale.y * dot(ones, vec4(1.0));
+        sum += minimum * dot(ones, vec4(1.0));
 #endif
-        at += WEIGHTS_BLOCK;
+        at += SLICES * WEIGHTS_BLOCK;
     }
+    parts[lane] = sum;
+    barrier();
+    uint row = tile * 16u + lane;
+    if (lane >= 16u || row >= push.n)
+        return;
+    float total = 0.0;
+    for (uint i = 0u; i < SLICES; i++)
+        total += parts[(lane >> 2) + 4u * i][lane & 3u];
     uint yi = push.y0 + row;
-    y[yi] = push.accumulate != 0u ? y[yi] + sum : sum;
+    y[yi] = push.accumulate != 0u ? y[yi] + total : total;
 }

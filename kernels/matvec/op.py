@@ -17,7 +17,7 @@ from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, spread, v
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return (*spread(ceil_div(push["n"], variant.workgroup[0])), 1)
+    return (*spread(ceil_div(push["n"], weights.ROWS)), 1)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
@@ -32,7 +32,7 @@ OP = Contract(
     name="matvec",
     bindings=(Bind("w", "r"), Bind("x", "r"), Bind("y", "rw")),
     push=(("fmt", "u32"), ("n", "u32"), ("k", "u32"), ("accumulate", "u32"), ("y0", "u32")),
-    variants=format_variants(32),
+    variants=format_variants(32, shared=32 * 16),
     groups=groups,
     reference=reference,
 )
