@@ -222,7 +222,7 @@ def start(
                 **(settings or {}),
             },
         )
-        log = folder / "log"
+        log = folder / f"log{len(started)}"
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pvrd", "--bus", bus, "--config", str(config)],

