@@ -48,26 +48,29 @@ def implausible(low: Samples, high: Samples, starts: npt.NDArray[np.int64], bits
 
     low: the band [rows, width]; high: its result [2 rows, 2 width]; starts: first column of each
     tile, multiples of STEP. A sparse grid of results is held against a bilinear estimate; the mean
-    difference, and its mean size, may be as large as some levels of 255 plus the mean step between
+    difference, and its mean size, may be as large as some levels of 255 plus the mean steps to the
     neighbours there. Black, scrambled, shifted and inverted tiles are far outside, noise and text
     are not. NaN has become 0 before (kernels/shuffle_out).
     """
     levels = 1.0 if bits == 8 else 1 / 257
     ys, xs = np.arange(0, low.shape[0], STEP), np.arange(0, low.shape[1], STEP)
-    up, left = np.maximum(ys - 1, 0), np.maximum(xs - 1, 0)
-    mid = low[ys[:, None], xs].astype(np.float32)
-    above = low[up[:, None], xs].astype(np.float32)
-    beside = low[ys[:, None], left].astype(np.float32)
-    corner = low[up[:, None], left].astype(np.float32)
-    estimate = (9 * mid + 3 * above + 3 * beside + corner) / 16
+
+    def near(dy: int, dx: int) -> F32:
+        iy, ix = np.clip(ys + dy, 0, low.shape[0] - 1), np.clip(xs + dx, 0, low.shape[1] - 1)
+        return low[iy[:, None], ix].astype(np.float32)
+
+    mid, above, beside = near(0, 0), near(-1, 0), near(0, -1)
+    estimate = (9 * mid + 3 * above + 3 * beside + near(-1, -1)) / 16
     error = high[2 * ys[:, None], 2 * xs].astype(np.float32) - estimate
-    steps = np.abs(mid - above) + np.abs(mid - beside) + np.abs(mid - corner)
+    steps = sum(np.abs(mid - n) for n in (above, beside, near(1, 0), near(0, 1)))
     counts = np.diff(np.append(starts // STEP, xs.size)) * ys.size
 
     def mean(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
         sums: npt.NDArray[Any] = np.add.reduceat(a.sum(0), starts // STEP) / counts * levels
         return sums
 
-    step = mean(steps)
-    bad = (mean(np.abs(error)) > 12 + step) | (np.abs(mean(error)) > 8 + step / 3)
+    step = mean(np.asarray(steps))
+    # A mean of few samples says little.
+    few = 1 + 8 / counts
+    bad = (mean(np.abs(error)) > few * (12 + step)) | (np.abs(mean(error)) > few * (8 + step / 3))
     return [int(i) for i in np.flatnonzero(bad)]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model files: what ships, what is refused, and the Program that comes of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import pvrm
+from engine.backends.base import Backend
+from engine.backends.null import NullBackend
+from engine.errors import BadModel, InvalidArgument, UnsupportedModel
+from engine.video.frames import FrameFormat
+from engine.video.network import VideoModel, build_graph, inspect, lower
+from engine.video.tiles import Tiling, plan
+from tests.engine.video.conftest import FAST, MODELS
+
+
+def rewrite(path: Path, target: Path, metadata: dict[str, Any], **blobs: Any) -> Path:
+    """A copy of a model file with other metadata or blobs; a blob of None is left out."""
+    file = pvrm.Pvrm.open(path)
+    arrays = {name: file.blob(name) for name in file} | blobs
+    kept = [pvrm.array_blob(n, a) for n, a in arrays.items() if a is not None]
+    pvrm.write(target, {**file.metadata, **metadata}, kept)
+    return target
+
+
+@pytest.mark.parametrize(("name", "channels", "blocks"), [("fast", 8, 4), ("balanced", 16, 5)])
+def test_shipped_models(name: str, channels: int, blocks: int) -> None:
+    info = inspect(str(MODELS / f"nsr-{name}.pvrm"))
+    assert (info["name"], info["scale"]) == (f"nsr-{name}", 2)
+    assert (info["channels"], info["blocks"]) == (channels, blocks)
+    assert info["licence"] == "Apache-2.0"
+
+
+def test_load_by_descriptor(cpu_backend: Backend) -> None:
+    fd = os.open(FAST, os.O_RDONLY)
+    seen: list[float] = []
+    model = VideoModel.load(fd, cpu_backend, seen.append)
+    os.fstat(fd)  # still the caller's
+    os.close(fd)
+    assert seen[-1] == 1.0
+    assert model.halo == 6
+    assert model.info["nbytes"] == model.weights.nbytes() > 10000
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [
+        ({"kind": "text"}, UnsupportedModel),
+        ({"arch": "other"}, UnsupportedModel),
+        ({"scale": 3}, UnsupportedModel),
+        ({"channels": 12}, UnsupportedModel),
+        ({"channels": "8"}, BadModel),
+        ({"blocks": 5}, BadModel),  # a blob is missing, and conv5 has another size
+    ],
+)
+def test_metadata_that_is_refused(
+    tmp_path: Path, metadata: dict[str, Any], error: type[Exception]
+) -> None:
+    path = rewrite(FAST, tmp_path / "m.pvrm", metadata)
+    with pytest.raises(error):
+        VideoModel.load(str(path), NullBackend())
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    bad = np.full(100, np.nan, np.float32)
+    with pytest.raises(BadModel, match="finite"):
+        VideoModel.load(str(rewrite(FAST, tmp_path / "a.pvrm", {}, base=bad)), NullBackend())
+    path = rewrite(FAST, tmp_path / "b.pvrm", {}, **{"chroma.left": None})
+    with pytest.raises(BadModel, match=r"chroma\.left"):
+        VideoModel.load(str(path), NullBackend())
+    data = bytearray(FAST.read_bytes())
+    data[4100] ^= 1
+    (tmp_path / "c.pvrm").write_bytes(data)
+    with pytest.raises(BadModel):
+        VideoModel.load(str(tmp_path / "c.pvrm"), NullBackend())
+
+
+def test_program_keeps_to_the_baseline(model: VideoModel) -> None:
+    device = NullBackend().info
+    fmt = FrameFormat(7680, 4320, "i444", 16)
+    tiling = plan(7680, 4320, 6, 8, device)
+    program = lower(model.graph, model.blob_bytes, device, fmt, tiling)
+    assert [c.op for c in program.sequences["chroma"]] == ["chroma_x2"] * 2
+    ops = [c.op for c in program.sequences["luma"]]
+    assert ops == ["luma_in", *["conv3x3"] * 6, "shuffle_out"]
+    for call in program.sequences["luma"] + program.sequences["chroma"]:
+        assert len(call.bindings) <= 4
+        assert len(call.push) <= 128
+        read, written = call.bindings[0], call.bindings[-1]
+        assert read.buffer != written.buffer
+    assert max(b.nbytes for b in program.buffers.values()) <= device.limits.max_storage_range
+
+
+def test_band_that_fits_no_binding() -> None:
+    graph = build_graph(8, 4)
+    sizes = {name: 4 * w.shape[1] for name, w in graph.weights.items()}
+    tiling = Tiling(16384, 16384, 6, 8, 16384, 16384, 1)
+    with pytest.raises(InvalidArgument, match="smaller tiles"):
+        lower(graph, sizes, NullBackend().info, FrameFormat(16384, 16384, "gray"), tiling)
