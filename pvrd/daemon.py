@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from pathlib import Path
 
@@ -202,5 +201,4 @@ async def serve(bus: str, file: Path | None) -> int:
         address = BusAddress.parse(bus)
     except BusError as e:
         raise StartError(e.message) from None
-    os.umask(0o077 if address.kind != "system" else 0o022)
     return await Daemon(address, file).run()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -71,13 +72,20 @@ class PictureJob:
         stop = threading.Event()
         target = os.dup(self._source)
 
+        loop = asyncio.get_running_loop()
+        counted = contextlib.ExitStack()
+        counted.enter_context(self._core.peers.job(self._uid))
+
         def work() -> None:
-            # Both fds belong to this thread: the call may end before a slow file does.
+            # Both fds belong to this thread, and it counts as a job of the caller's: the call may
+            # end long before a file on a file system that hangs does.
             try:
                 fds.copy(fd, target, size, lambda _: None, stop)
             finally:
                 os.close(fd)
                 os.close(target)
+                with contextlib.suppress(RuntimeError):  # the loop may have ended
+                    loop.call_soon_threadsafe(counted.close)
 
         try:
             await fds.in_thread(work)

@@ -17,6 +17,7 @@ from pvrd.worker import Worker, WorkerLost
 
 JOBS_A_WORKER = 8  # running together; the worker gives them slices in turn
 MAX_KILLS = 3
+CHOOSE_S = 90.0  # more than the longest back-off
 FALL_BACK = (OutOfMemory, DeviceLost)  # of the GPU: the CPU may still do it
 
 _T = TypeVar("_T")
@@ -120,8 +121,17 @@ class Supervisor:
         A GPU that is being restarted is not waited for, unless by name: the CPU is there at once.
 
         Raises:
-            DeviceLost: the device asked for is known to be absent. ShuttingDown.
+            DeviceLost: the device asked for is known to be absent, or none came in CHOOSE_S.
+            ShuttingDown.
         """
+        try:
+            async with asyncio.timeout(CHOOSE_S):
+                return await self._choose(device)
+        except TimeoutError:
+            reasons = "; ".join(f"{w.kind}: {w.reason or w.state}" for w in self.workers)
+            raise DeviceLost(f"no worker came within {CHOOSE_S:g} s ({reasons})") from None
+
+    async def _choose(self, device: str) -> Worker:
         while True:
             if self.stopping:
                 raise ShuttingDown("pvrd is ending")
@@ -235,8 +245,16 @@ class Supervisor:
 
     async def load(self, worker: Worker, model: Model) -> dict[str, Any]:
         """Has the model loaded there; what the worker says about it."""
-        info = await worker.load(model)
         self._uses.setdefault(model.key, 0)
+        try:
+            info = await worker.load(model)
+        except OutOfMemory:
+            idle = [key for key in worker.models if self._uses[key] <= 0 and key != model.key]
+            if not idle:
+                raise
+            for key in idle:  # what only waits to be used again makes room
+                worker.unload(key)
+            info = await worker.load(model)
         self._expire(model.key)
         return info
 

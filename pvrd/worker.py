@@ -22,6 +22,7 @@ from pvrd.models import Model
 from pvrd.workers import protocol
 
 SOFTWARE_SLICE_S, SLICE_S = 30.0, 1.0
+FIRST_SLICE_S = 10.0  # before anything was measured
 SOFTWARE_PIPELINE_S, PIPELINE_S = 120.0, 30.0
 HEALTHY_S = 60.0  # a worker that lived so long starts the back-off from the beginning
 BUSY_RETRY_S = 60.0
@@ -112,6 +113,8 @@ class Worker:
         self._stats: list[asyncio.Future[dict[str, Any]]] = []
         self._end: asyncio.Future[str] | None = None
         self._heard = 0.0
+        self._said = 0.0
+        self._slice = FIRST_SLICE_S / 10
         self._ready_at = 0.0
         self._greeted = False
         self._restart = asyncio.Event()
@@ -215,7 +218,8 @@ class Worker:
                 sock, self._process = link.spawn(self.kind, self.config.texts("workers.program"))
         except DeviceLost as e:
             return str(e)
-        self._heard = loop.time()
+        self._heard = self._said = loop.time()
+        self._slice = FIRST_SLICE_S / 10
         self._link = link.Link(sock, self._on_message, self._on_end)
         self._link.send(self._hello())
         watch = loop.create_task(self._watch())
@@ -294,7 +298,15 @@ class Worker:
             configured = self.config.number("deadlines.pipeline_s")
             return configured or (SOFTWARE_PIPELINE_S if software else PIPELINE_S)
         configured = self.config.number("deadlines.slice_s")
-        return configured or (SOFTWARE_SLICE_S if software else SLICE_S)
+        if configured:
+            return configured
+        floor = SOFTWARE_SLICE_S if software else SLICE_S
+        return min(max(floor, 10 * self._slice), SOFTWARE_PIPELINE_S)
+
+    def _measure(self, now: float) -> None:
+        """A message came: how long did its slice take? Long ones are forgotten slowly."""
+        took = now - max(self._heard, self._said)
+        self._slice = max(took, 0.95 * self._slice)
 
     async def _watch(self) -> None:
         """Pings a silent worker and ends one past its deadline."""
@@ -316,7 +328,7 @@ class Worker:
             if asked is None and now - self._heard >= every and self._link is not None:
                 number += 1
                 asked = now
-                self._link.send({"t": "ping", "n": number})
+                self.send({"t": "ping", "n": number})
             elif asked is not None and now - asked > self.deadline():
                 self._on_end(f"it did not answer for {self.deadline():g} s")
                 return
@@ -326,7 +338,9 @@ class Worker:
     def _on_message(self, received: protocol.Received) -> None:
         message = received.message
         kind = message["t"]
-        self._heard = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        self._measure(now)
+        self._heard = now
         if kind == "hello":
             self._on_hello(message, received.pid)
         elif kind == "dying":
@@ -404,6 +418,7 @@ class Worker:
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Sends to the present worker; without one the message is lost, as if it just died."""
         if self._link is not None:
+            self._said = asyncio.get_running_loop().time()
             self._link.send(message, fds)
 
     @contextlib.contextmanager

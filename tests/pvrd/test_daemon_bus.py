@@ -145,8 +145,11 @@ def test_wrong_paths_interfaces_properties(daemon: Any, caller: Any) -> None:
 
 def test_wrong_talks(daemon: Any, caller: Any) -> None:
     session = caller.open_text()
-    for messages in ([], [{}], [{"role": "user"}], [{"role": "god", "content": "x"}],
-                     [{"role": "user", "content": "x", "more": "y"}]):  # fmt: skip
+    talks: list[Any] = [
+        [], [{}], [{"role": "user"}], [{"role": "god", "content": "x"}],
+        [{"role": "user", "content": "x", "more": "y"}],
+    ]  # fmt: skip
+    for messages in talks:
         got = caller.fails("Chat", "aa{ss}a{sv}", [messages, {}], path=session, interface=TEXT)
         assert got[0] == "InvalidArgument"
     for options in ({"stop": V("as", [""])}, {"stop": V("s", "x")}, {"stop": V("as", ["x"] * 9)},
@@ -396,7 +399,7 @@ def test_losing_the_bus(tmp_path: Path, until: Any, fake: list[str]) -> None:
 
 def test_notifications_and_memory(start: Any, callers: Any, tmp_path: Path, until: Any) -> None:
     path = tmp_path / "notify"
-    heard = []
+    heard: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(path))
         sock.settimeout(30)

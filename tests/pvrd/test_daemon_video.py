@@ -51,7 +51,8 @@ class Video:
         self.sock.send(SlotMessage(SUBMIT, seq, slot, pts=1000 + seq, deadline=deadline).pack())
 
     def output(self, slot: int) -> int:
-        return self.ring[slot * self.layout["slot_bytes"] + self.layout["out_planes"][0][0]]
+        offset: int = slot * self.layout["slot_bytes"] + self.layout["out_planes"][0][0]
+        return self.ring[offset]
 
     def close(self) -> None:
         self.sock.close()

@@ -57,9 +57,8 @@ def test_names_of_any_script_stay_apart() -> None:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
     monkeypatch.setattr(models, "_package_folders", lambda name: [tmp_path / "packages" / name])
-    names = ("config", "state", "cache", "shared")
-    *own, shared = (tmp_path / name for name in names)
-    paths = Paths(*own, (shared,))
+    shared = (tmp_path / "shared",)
+    paths = Paths(tmp_path / "config", tmp_path / "state", tmp_path / "cache", shared)
     for folder in (paths.models, paths.shared_models[0]):
         folder.mkdir(parents=True)
     return ModelStore(paths, Config({key: rule.default for key, rule in KEYS.items()}))
