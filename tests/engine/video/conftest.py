@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ def scene(height: int, width: int, seed: int = 0) -> npt.NDArray[np.float64]:
         distance = disc if rng.random() < 0.5 else np.maximum(along * 3, disc)
         cover = np.clip(r - distance + 0.5, 0, 1)
         out = out * (1 - cover) + level * cover
-    return np.clip(out, 16, 235)
+    return np.asarray(np.clip(out, 16, 235))
 
 
 Enlarge = Callable[..., list[Samples]]
@@ -95,6 +96,6 @@ def enlarge(
     return [frames.samples(d, p.width, fmt.depth).copy() for d, p in zip(dst, out, strict=True)]
 
 
-def psnr(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], border: int = 2) -> float:
+def psnr(a: npt.NDArray[Any], b: npt.NDArray[Any], border: int = 2) -> float:
     e = (np.asarray(a, np.float64) - b)[border:-border, border:-border]
     return float(10 * np.log10(255**2 / np.square(e).mean()))

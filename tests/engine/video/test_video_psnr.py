@@ -24,7 +24,7 @@ SHARED = Path(__file__).parents[4] / "shared" / "data" / "test"
 def luma(path: Path) -> npt.NDArray[np.uint8]:
     rgb = np.asarray(Image.open(path).convert("RGB"), np.float64)
     y = 16 + rgb @ np.array([65.481, 128.553, 24.966]) / 255
-    return np.round(y).astype(np.uint8)
+    return np.asarray(np.round(y), np.uint8)
 
 
 @pytest.mark.parametrize(("name", "least"), [("nsr-fast", 36.7), ("nsr-balanced", 37.1)])
