@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Units of a KV head and 64 positions are shared out over the team: each has its own softmax and sums for all query
- * heads of the KV head, which are joined afterwards (flash decoding). The cut does not depend on the size of the
- * team, nor does the result. */
+/* Units of a KV head and 64 positions are shared out over the team: each has its own softmax and
+ * sums for all query heads of the KV head, which are joined afterwards (flash decoding). The cut
+ * does not depend on the size of the team, nor does the result. */
 #include <math.h>
 
 #include "lanes.h"
 
 enum { POSITIONS = 64, TOGETHER = 4, MAX_DIM = 256 };
 
-/* What a unit leaves for a query head: the greatest score, the sum of weights, the weighted sum of V. */
+/* What a unit leaves for a query head: the greatest score, the sum of weights, the weighted sum of
+ * V. */
 static size_t record_floats(size_t dim) { return (dim + 2 + 15) & ~(size_t)15; }
 
 /* Scores of n positions for `together` heads; q is padded to whole vectors and scaled. */
@@ -31,8 +32,8 @@ PVR_INLINE void scores(const float *q, const uint16_t *k, size_t dim, size_t n, 
     }
 }
 
-PVR_INLINE void values(float (*weights)[POSITIONS], const uint16_t *v, size_t dim, size_t n, size_t together,
-                       float *out, size_t stride) {
+PVR_INLINE void values(float (*weights)[POSITIONS], const uint16_t *v, size_t dim, size_t n,
+                       size_t together, float *out, size_t stride) {
     for (size_t i = 0; i < dim; i += LANES) {
         vf sums[TOGETHER];
         for (size_t h = 0; h < together; h++)
@@ -49,8 +50,8 @@ PVR_INLINE void values(float (*weights)[POSITIONS], const uint16_t *v, size_t di
     }
 }
 
-PVR_INLINE void unit(const float *q, float scale, const uint16_t *k, const uint16_t *v, size_t dim, size_t n,
-                     size_t together, float *record, size_t stride) {
+PVR_INLINE void unit(const float *q, float scale, const uint16_t *k, const uint16_t *v, size_t dim,
+                     size_t n, size_t together, float *record, size_t stride) {
     float padded[TOGETHER * MAX_DIM], weights[TOGETHER][POSITIONS];
     for (size_t h = 0; h < together; h++)
         for (size_t d = 0; d < MAX_DIM; d++)
@@ -92,7 +93,8 @@ static void join(const float *record, size_t chunks, size_t dim, float *out) {
 }
 
 PVR_OP(attention_decode) {
-    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2], ctx = call->push[3];
+    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2],
+                 ctx = call->push[3];
     const float scale = pvr_push_f32(call, 4);
     const size_t positions = (size_t)((const uint32_t *)call->buf[0])[PVR_POS0] + 1;
     const size_t chunks = (positions + POSITIONS - 1) / POSITIONS, each = heads / kv_heads;
@@ -100,7 +102,8 @@ PVR_OP(attention_decode) {
     const float *q = call->buf[1];
     float *out = call->buf[4];
 
-    float *records = pvr_scratch(team, heads * chunks * stride * sizeof(float)); /* [heads][chunks] */
+    float *records =
+        pvr_scratch(team, heads * chunks * stride * sizeof(float)); /* [heads][chunks] */
     if (!records)
         return;
     size_t begin, end;

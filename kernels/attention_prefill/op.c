@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Units of up to 16 tokens of up to 4 query heads of a KV head are dealt out to the team. A unit goes over the positions
- * in blocks of 32: K transposed and V as float32 in scratch, then scores and weighted sums as small matrix products of
- * 4 rows (a row: a head of a token) that stay in registers; the softmax is kept up as the blocks come. */
+/* Units of up to 16 tokens of up to 4 query heads of a KV head are dealt out to the team. A unit
+ * goes over the positions in blocks of 32: K transposed and V as float32 in scratch, then scores
+ * and weighted sums as small matrix products of 4 rows (a row: a head of a token) that stay in
+ * registers; the softmax is kept up as the blocks come. */
 #include <math.h>
 
 #include "lanes.h"
@@ -33,9 +34,10 @@ static size_t work_floats(size_t dim, size_t pad) {
     return POSITIONS * (dim + pad + ROWS) + ROWS * (dim + pad);
 }
 
-/* out[r][j] = (add ? out[r][j] : 0) + sum over i < n of a[r][i] b[i][j], for AT_ONCE rows r and j < cols. */
-PVR_INLINE void product(const float *a, size_t lda, const float *b, size_t ldb, size_t n, size_t cols, float *out,
-                        size_t ldo, int add) {
+/* out[r][j] = (add ? out[r][j] : 0) + sum over i < n of a[r][i] b[i][j], for AT_ONCE rows r and
+ * j < cols. */
+PVR_INLINE void product(const float *a, size_t lda, const float *b, size_t ldb, size_t n,
+                        size_t cols, float *out, size_t ldo, int add) {
     for (size_t j = 0; j < cols; j += LANES * WIDE) {
         vf s[AT_ONCE][WIDE];
 #pragma GCC unroll 4
@@ -91,7 +93,8 @@ static void soften(work *w, size_t row, size_t n, size_t pad) {
     w->total[row] += vf_sum(vf_add(a, b));
 }
 
-static void load_block(work *w, const uint16_t *k, const uint16_t *v, size_t n, size_t dim, size_t pad) {
+static void load_block(work *w, const uint16_t *k, const uint16_t *v, size_t n, size_t dim,
+                       size_t pad) {
     float row[LANES];
     if (n < POSITIONS) {
         memset(w->keys, 0, dim * POSITIONS * sizeof(float));
@@ -109,7 +112,8 @@ static void load_block(work *w, const uint16_t *k, const uint16_t *v, size_t n, 
 
 PVR_OP(attention_prefill) {
     const uint32_t *params = call->buf[0];
-    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2], ctx = call->push[3];
+    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2],
+                 ctx = call->push[3];
     const float scale = pvr_push_f32(call, 4);
     const size_t tokens = params[PVR_N_TOKENS], pos0 = params[PVR_POS0];
     const size_t each = heads / kv_heads, width = heads + 2 * kv_heads;
@@ -129,12 +133,14 @@ PVR_OP(attention_prefill) {
     w.q = w.values + POSITIONS * pad;
     w.sums = w.q + ROWS * dim;
     w.weights = w.sums + ROWS * pad;
-    memset(w.values, 0, POSITIONS * pad * sizeof(float)); /* what lies between dim and pad stays 0 */
+    /* What lies between dim and pad stays 0. */
+    memset(w.values, 0, POSITIONS * pad * sizeof(float));
 
     const size_t units = kv_heads * head_groups * token_groups;
     for (size_t u = (size_t)team->tid; u < units; u += (size_t)team->n) {
         const size_t first = u / (kv_heads * head_groups) * TOKENS;
-        const size_t kv = u % (kv_heads * head_groups) / head_groups, h0 = u % head_groups * TOGETHER;
+        const size_t kv = u % (kv_heads * head_groups) / head_groups,
+                     h0 = u % head_groups * TOGETHER;
         const size_t n_tokens = tokens - first < TOKENS ? tokens - first : TOKENS;
         const size_t n_heads = each - h0 < TOGETHER ? each - h0 : TOGETHER;
         const size_t head = kv * each + h0, rows = n_tokens * n_heads;
@@ -153,17 +159,20 @@ PVR_OP(attention_prefill) {
         }
         const size_t limit = pos0 + first + n_tokens; /* positions that the last token attends to */
         for (size_t p0 = 0; p0 < limit; p0 += POSITIONS) {
-            const size_t n = limit - p0 < POSITIONS ? limit - p0 : POSITIONS, at = (kv * ctx + p0) * dim;
-            load_block(&w, (const uint16_t *)call->buf[2] + at, (const uint16_t *)call->buf[3] + at, n, dim, pad);
+            const size_t n = limit - p0 < POSITIONS ? limit - p0 : POSITIONS,
+                         at = (kv * ctx + p0) * dim;
+            load_block(&w, (const uint16_t *)call->buf[2] + at, (const uint16_t *)call->buf[3] + at,
+                       n, dim, pad);
             for (size_t r = 0; r < all_rows; r += AT_ONCE)
-                product(w.q + r * dim, dim, w.keys, POSITIONS, dim, POSITIONS, w.weights + r * POSITIONS, POSITIONS,
-                        0);
+                product(w.q + r * dim, dim, w.keys, POSITIONS, dim, POSITIONS,
+                        w.weights + r * POSITIONS, POSITIONS, 0);
             for (size_t r = 0; r < all_rows; r++) {
                 const size_t end = pos0 + first + r / n_heads + 1;
                 soften(&w, r, r >= rows || end <= p0 ? 0 : end - p0 < n ? end - p0 : n, pad);
             }
             for (size_t r = 0; r < all_rows; r += AT_ONCE)
-                product(w.weights + r * POSITIONS, POSITIONS, w.values, pad, n, pad, w.sums + r * pad, pad, 1);
+                product(w.weights + r * POSITIONS, POSITIONS, w.values, pad, n, pad,
+                        w.sums + r * pad, pad, 1);
         }
         for (size_t r = 0; r < rows; r++) {
             float *o = out + ((first + r / n_heads) * heads + head + r % n_heads) * dim;

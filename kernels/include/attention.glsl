@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of one head and token by one workgroup of 32: blocks of 32 positions, softmax as they come. For the scores an
-// invocation takes a position; for the sums of V it takes words (two neighbours) of the head.
+// Attention of one head and token by one workgroup of 32: blocks of 32 positions, softmax as they
+// come. For the scores an invocation takes a position; for the sums of V it takes words (two
+// neighbours) of the head.
 #ifndef PVR_ATTENTION_GLSL
 #define PVR_ATTENTION_GLSL
 
-layout(push_constant) uniform Push { uint heads; uint kv_heads; uint dim; uint ctx; float scale; } push;
+layout(push_constant) uniform Push {
+    uint heads; uint kv_heads; uint dim; uint ctx; float scale;
+} push;
 layout(std430, set = 0, binding = 1) readonly buffer Qkv { vec4 qkv[]; };
 layout(std430, set = 0, binding = 2) readonly buffer Keys { uvec2 keys[]; };
 layout(std430, set = 0, binding = 3) readonly buffer Values { uint values[]; };

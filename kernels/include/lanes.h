@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sixteen lanes of float32 and int32 on every instruction set: one row of a weight tile a lane.
  *
- * AVX-512 holds them in one register, AVX2 in two, NEON in four; elsewhere they are GCC vectors of 4, which SSE2 has
- * and other targets lower to scalars. Loads and stores need no alignment.
+ * AVX-512 holds them in one register, AVX2 in two, NEON in four; elsewhere they are GCC vectors of
+ * 4, which SSE2 has and other targets lower to scalars. Loads and stores need no alignment.
  */
 #ifndef PVR_LANES_H
 #define PVR_LANES_H
@@ -84,7 +84,9 @@ PVR_INLINE vf lanes_power_(vf a) { /* see vf_exp */
 }
 PVR_INLINE vf vf_of_int(vi a) { return _mm512_cvtepi32_ps(a); }
 /* Sixteen halves. */
-PVR_INLINE vf vf_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+PVR_INLINE vf vf_half(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
 /* The low and the high halves of sixteen words. */
 PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
     __m512i w = _mm512_loadu_si512(p);
@@ -139,7 +141,8 @@ PVR_INLINE __m256 lanes_halves_(__m256i w) { /* of eight words below 2^16 */
     return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
 }
 PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
-    __m256i a = _mm256_loadu_si256((const __m256i *)p), b = _mm256_loadu_si256((const __m256i *)(p + 8));
+    __m256i a = _mm256_loadu_si256((const __m256i *)p),
+            b = _mm256_loadu_si256((const __m256i *)(p + 8));
     __m256i mask = _mm256_set1_epi32(0xffff);
     *low = (vf){lanes_halves_(_mm256_and_si256(a, mask)), lanes_halves_(_mm256_and_si256(b, mask))};
     *high = (vf){lanes_halves_(_mm256_srli_epi32(a, 16)), lanes_halves_(_mm256_srli_epi32(b, 16))};
@@ -229,7 +232,7 @@ PVR_INLINE f4 lanes_halves_(u4 h) {
 #else
     u4 magnitude = (h & 0x7fffu) << 13;
     u4 special = (u4)((i4)magnitude >= 0x0f800000) & 0x7f800000u; /* infinite or no number */
-    f4 scaled = (f4)magnitude * 0x1p112f;                         /* subnormal halves come out right, too */
+    f4 scaled = (f4)magnitude * 0x1p112f; /* subnormal halves come out right, too */
     return (f4)((u4)scaled | special | (h & 0x8000u) << 16);
 #endif
 }
@@ -253,11 +256,12 @@ PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
 
 #endif
 
-/* exp(x), to 2 units in the last place; exp(-87.3) below and exp(88) above that range. (Range reduction and polynomial
- * as in Cephes' expf.) */
+/* exp(x), to 2 units in the last place; exp(-87.3) below and exp(88) above that range. (Range
+ * reduction and polynomial as in Cephes' expf.) */
 PVR_INLINE vf vf_exp(vf x) {
     x = vf_min(vf_max(x, vf_set1(-87.3f)), vf_set1(88.0f));
-    const vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: added to it, a number leaves its integer in the low bits */
+    const vf magic = vf_set1(
+        12582912.0f); /* 1.5 * 2^23: added to it, a number leaves its integer in the low bits */
     vf shifted = vf_fma(x, vf_set1(1.44269504f), magic);
     vf n = vf_sub(shifted, magic);
     vf r = vf_fma(n, vf_set1(2.12194440e-4f), vf_fma(n, vf_set1(-0.693359375f), x));

@@ -26,7 +26,7 @@
 
 // 0..15 in the low and in the high halves of four bytes.
 vec4 weights_low(uint q) { return vec4(q & 15u, (q >> 8) & 15u, (q >> 16) & 15u, (q >> 24) & 15u); }
-vec4 weights_high(uint q) { return vec4((q >> 4) & 15u, (q >> 12) & 15u, (q >> 20) & 15u, q >> 28); }
+vec4 weights_high(uint q) { return weights_low(q >> 4); }
 
 // Four signed bytes. By shifts: unpackSnorm4x8 clamps -128 and costs more.
 vec4 weights_signed(uint word) {
@@ -36,12 +36,11 @@ vec4 weights_signed(uint word) {
 
 #if defined(WEIGHTS_QUADS)
 
+// A word of q4 and q8 is a row's, so four rows are a uvec4; four halves are a uvec2.
 #if defined(FMT_F16)
 
 layout(std430, set = 0, binding = WEIGHTS_BINDING) readonly buffer Weights { uvec2 weights[]; };
 const uint WEIGHTS_BLOCK = WEIGHTS_WORDS / 2u;
-
-uint weights_quad(uint quad, uint k) { return (quad >> 2) * (k >> 5) * WEIGHTS_BLOCK + (quad & 3u); }
 
 void weights_scales(uint at, out vec4 scale, out vec4 minimum) {
     scale = vec4(1.0);
@@ -67,8 +66,6 @@ void weights_eights(uint at, uint j, out mat4 a, out mat4 b) {
 layout(std430, set = 0, binding = WEIGHTS_BINDING) readonly buffer Weights { uvec4 weights[]; };
 const uint WEIGHTS_BLOCK = WEIGHTS_WORDS / 4u;
 
-uint weights_quad(uint quad, uint k) { return (quad >> 2) * (k >> 5) * WEIGHTS_BLOCK + (quad & 3u); }
-
 void weights_scales(uint at, out vec4 scale, out vec4 minimum) {
     uvec4 head = weights[at];
     vec2 x = unpackHalf2x16(head.x), y = unpackHalf2x16(head.y);
@@ -90,6 +87,11 @@ void weights_eights(uint at, uint j, out mat4 a, out mat4 b) {
 }
 
 #endif
+
+// Where four rows of a matrix with k columns begin.
+uint weights_quad(uint quad, uint k) {
+    return (quad >> 2) * (k >> 5) * WEIGHTS_BLOCK + (quad & 3u);
+}
 
 #else
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed weights times activations on the CPU (docs/architecture.md, "Weights").
  *
- * For q8 and q4 the activations are rounded to int8 with a scale for each 32 along k; a block of a tile is then a dot
- * product of bytes, 16 rows at once: y += scale_w * scale_x * dot + min_w * sum_x, where sum_x is the sum of the
- * rounded activations (with the exact sum the rounding errors would meet the quants, which are all positive, and not
- * the smaller weights that they stand for).
+ * For q8 and q4 the activations are rounded to int8 with a scale for each 32 along k; a block of a
+ * tile is then a dot product of bytes, 16 rows at once: y += scale_w * scale_x * dot + min_w *
+ * sum_x, where sum_x is the sum of the rounded activations (with the exact sum the rounding errors
+ * would meet the quants, which are all positive, and not the smaller weights that they stand for).
  */
 #ifndef PVR_WEIGHTS_H
 #define PVR_WEIGHTS_H
@@ -27,9 +27,11 @@ PVR_INLINE size_t weights_block_words(uint32_t fmt) {
     return fmt == PVR_Q4 ? WEIGHTS_Q4 : fmt == PVR_Q8 ? WEIGHTS_Q8 : WEIGHTS_F16;
 }
 
-/* One block of `tokens` rounded activations is int8 [tokens][32], then float scale, float sum and int32 start (-128
- * times the sum of the int8, see vb_signed) for each token. */
-PVR_INLINE size_t weights_quants_nbytes(size_t k, size_t tokens) { return k / WEIGHTS_BLOCK * tokens * 44; }
+/* One block of `tokens` rounded activations is int8 [tokens][32], then float scale, float sum and
+ * int32 start (-128 times the sum of the int8, see vb_signed) for each token. */
+PVR_INLINE size_t weights_quants_nbytes(size_t k, size_t tokens) {
+    return k / WEIGHTS_BLOCK * tokens * 44;
+}
 
 /* Rounds 32 activations of a token into place `token` of a block. x = NULL: zeros. */
 static inline void weights_quantise(const float *x, uint8_t *block, size_t token, size_t tokens) {
@@ -51,7 +53,8 @@ static inline void weights_quantise(const float *x, uint8_t *block, size_t token
     float factor = range > 1e-30f ? 127.0f / range : 0.0f;
     int32_t total = 0;
     for (int i = 0; i < WEIGHTS_BLOCK; i++) {
-        int32_t v = (int32_t)pvr_bits(x[i] * factor + 12582912.0f) - 0x4b400000; /* to the nearest, ties to even */
+        int32_t v = (int32_t)pvr_bits(x[i] * factor + 12582912.0f) -
+                    0x4b400000; /* to the nearest, ties to even */
         q[i] = (int8_t)v;
         total += v;
     }
@@ -60,7 +63,8 @@ static inline void weights_quantise(const float *x, uint8_t *block, size_t token
     *start = -128 * total;
 }
 
-/* Bytes of 16 rows x 4 k (vb), and the running dot products of a block (vd). _u: weights 0..15, _s: int8. */
+/* Bytes of 16 rows x 4 k (vb), and the running dot products of a block (vd). _u: weights 0..15, _s:
+ * int8. */
 #if defined(PVR_AVX512)
 
 typedef __m512i vb;
@@ -68,8 +72,11 @@ typedef __m512i vd;
 
 PVR_INLINE vb vb_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
 PVR_INLINE vb vb_low(vb w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
-PVR_INLINE vb vb_high(vb w) { return _mm512_and_si512(_mm512_srli_epi32(w, 4), _mm512_set1_epi8(15)); }
-/* dpbusd wants one side unsigned: w + 128, corrected by 128 times the sum of the activations at the start. */
+PVR_INLINE vb vb_high(vb w) {
+    return _mm512_and_si512(_mm512_srli_epi32(w, 4), _mm512_set1_epi8(15));
+}
+/* dpbusd wants one side unsigned: w + 128, corrected by 128 times the sum of the activations at the
+ * start. */
 PVR_INLINE vb vb_signed(vb w) { return _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); }
 PVR_INLINE __m512i vb_four_(const int8_t *x) {
     int32_t four;
@@ -77,10 +84,14 @@ PVR_INLINE __m512i vb_four_(const int8_t *x) {
     return _mm512_set1_epi32(four);
 }
 PVR_INLINE vd vd_start_u(void) { return _mm512_setzero_si512(); }
-PVR_INLINE vd vd_dot_u(vd d, vb w, const int8_t *x) { return _mm512_dpbusd_epi32(d, w, vb_four_(x)); }
+PVR_INLINE vd vd_dot_u(vd d, vb w, const int8_t *x) {
+    return _mm512_dpbusd_epi32(d, w, vb_four_(x));
+}
 PVR_INLINE vi vd_end_u(vd d) { return d; }
 PVR_INLINE vd vd_start_s(int32_t start) { return _mm512_set1_epi32(start); }
-PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) { return _mm512_dpbusd_epi32(d, w, vb_four_(x)); }
+PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
+    return _mm512_dpbusd_epi32(d, w, vb_four_(x));
+}
 PVR_INLINE vi vd_end_s(vd d) { return d; }
 
 #elif defined(__AVX2__)
@@ -89,13 +100,16 @@ typedef vi vb;
 typedef vi vd;
 
 PVR_INLINE vb vb_load(const uint32_t *p) {
-    return (vb){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8))};
+    return (vb){_mm256_loadu_si256((const __m256i *)p),
+                _mm256_loadu_si256((const __m256i *)(p + 8))};
 }
 PVR_INLINE vb vb_low(vb w) {
     __m256i mask = _mm256_set1_epi8(15);
     return (vb){_mm256_and_si256(w.a, mask), _mm256_and_si256(w.b, mask)};
 }
-PVR_INLINE vb vb_high(vb w) { return vb_low((vb){_mm256_srli_epi32(w.a, 4), _mm256_srli_epi32(w.b, 4)}); }
+PVR_INLINE vb vb_high(vb w) {
+    return vb_low((vb){_mm256_srli_epi32(w.a, 4), _mm256_srli_epi32(w.b, 4)});
+}
 PVR_INLINE vb vb_signed(vb w) { return w; }
 PVR_INLINE __m256i vb_four_(const int8_t *x) {
     int32_t four;
@@ -124,7 +138,8 @@ PVR_INLINE vd vd_start_s(int32_t start) {
 }
 PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
     __m256i four = vb_four_(x);
-    return (vd){_mm256_add_epi32(d.a, vd_signed_(w.a, four)), _mm256_add_epi32(d.b, vd_signed_(w.b, four))};
+    return (vd){_mm256_add_epi32(d.a, vd_signed_(w.a, four)),
+                _mm256_add_epi32(d.b, vd_signed_(w.b, four))};
 }
 PVR_INLINE vi vd_end_s(vd d) { return d; }
 
@@ -228,7 +243,8 @@ PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
 PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
     LANES_EACH_ {
         i4 q = (i4)w.v[i_];
-        d.v[i_] += (q << 24 >> 24) * x[0] + (q << 16 >> 24) * x[1] + (q << 8 >> 24) * x[2] + (q >> 24) * x[3];
+        d.v[i_] += (q << 24 >> 24) * x[0] + (q << 16 >> 24) * x[1] + (q << 8 >> 24) * x[2] +
+                   (q >> 24) * x[3];
     }
     return d;
 }
@@ -243,14 +259,16 @@ PVR_INLINE vi vd_end_s(vd d) { return d; }
 
 #endif
 
-/* sums[t] = one tile (16 rows) times `tokens` columns of rounded activations (weights_quantise), in q4 or q8. With
- * `tokens` a constant all loops unroll and the sums stay in registers. */
-PVR_INLINE void weights_tile_q4(const uint32_t *tile, size_t blocks, const uint8_t *quants, size_t tokens, vf *sums) {
+/* sums[t] = one tile (16 rows) times `tokens` columns of rounded activations (weights_quantise), in
+ * q4 or q8. With `tokens` a constant all loops unroll and the sums stay in registers. */
+PVR_INLINE void weights_tile_q4(const uint32_t *tile, size_t blocks, const uint8_t *quants,
+                                size_t tokens, vf *sums) {
     for (size_t t = 0; t < tokens; t++)
         sums[t] = vf_set1(0);
     for (size_t b = 0; b < blocks; b++, tile += WEIGHTS_Q4, quants += tokens * 44) {
         const int8_t *q = (const int8_t *)quants;
-        const float *scale = (const float *)(quants + tokens * WEIGHTS_BLOCK), *sum = scale + tokens;
+        const float *scale = (const float *)(quants + tokens * WEIGHTS_BLOCK),
+                    *sum = scale + tokens;
         vf factor, minimum;
         vf_half2(tile, &factor, &minimum);
         vb w[8];
@@ -272,7 +290,8 @@ PVR_INLINE void weights_tile_q4(const uint32_t *tile, size_t blocks, const uint8
     }
 }
 
-PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8_t *quants, size_t tokens, vf *sums) {
+PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8_t *quants,
+                                size_t tokens, vf *sums) {
     for (size_t t = 0; t < tokens; t++)
         sums[t] = vf_set1(0);
     for (size_t b = 0; b < blocks; b++, tile += WEIGHTS_Q8, quants += tokens * 44) {
@@ -297,7 +316,8 @@ PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8
 }
 
 /* The same for halves, with the activations as they are: x[t] is token t's row. */
-PVR_INLINE void weights_tile_f16(const uint32_t *tile, size_t k, const float *const *x, size_t tokens, vf *sums) {
+PVR_INLINE void weights_tile_f16(const uint32_t *tile, size_t k, const float *const *x,
+                                 size_t tokens, vf *sums) {
     const uint16_t *w = (const uint16_t *)tile;
     for (size_t t = 0; t < tokens; t++)
         sums[t] = vf_set1(0);

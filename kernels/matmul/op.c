@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tiles of 16 rows are shared out over the team; a tile's weights come from memory once, are unpacked once for each
- * block of WEIGHTS_TOKENS tokens and used from registers for all of them. */
+/* Tiles of 16 rows are shared out over the team; a tile's weights come from memory once, are
+ * unpacked once for each block of WEIGHTS_TOKENS tokens and used from registers for all of them. */
 #include "weights.h"
 
 PVR_OP(matmul) {
     const uint32_t fmt = call->push[0], accumulate = call->push[3];
-    const size_t n = call->push[1], k = call->push[2], ldy = call->push[5], blocks = k / WEIGHTS_BLOCK;
+    const size_t n = call->push[1], k = call->push[2], ldy = call->push[5],
+                 blocks = k / WEIGHTS_BLOCK;
     const size_t tokens = ((const uint32_t *)call->buf[0])[PVR_N_TOKENS];
     const uint32_t *w = call->buf[1];
     const float *x = call->buf[2];
@@ -25,7 +26,8 @@ PVR_OP(matmul) {
             uint8_t *block = quants + group * group_bytes + b * WEIGHTS_TOKENS * 44;
             for (size_t j = 0; j < WEIGHTS_TOKENS; j++) {
                 size_t t = group * WEIGHTS_TOKENS + j;
-                weights_quantise(t < tokens ? x + t * k + b * WEIGHTS_BLOCK : NULL, block, j, WEIGHTS_TOKENS);
+                weights_quantise(t < tokens ? x + t * k + b * WEIGHTS_BLOCK : NULL, block, j,
+                                 WEIGHTS_TOKENS);
             }
         }
         pvr_barrier(team);
@@ -45,7 +47,8 @@ PVR_OP(matmul) {
             } else if (fmt == PVR_Q8) {
                 weights_tile_q8(at, blocks, quants + group * group_bytes, WEIGHTS_TOKENS, sums);
             } else {
-                const float *row[WEIGHTS_TOKENS]; /* past the last token: the last once more, not stored */
+                const float
+                    *row[WEIGHTS_TOKENS]; /* past the last token: the last once more, not stored */
                 for (size_t j = 0; j < WEIGHTS_TOKENS; j++)
                     row[j] = x + (first + j < tokens ? first + j : tokens - 1) * k;
                 weights_tile_f16(at, k, row, WEIGHTS_TOKENS, sums);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An invocation takes four rows and four tokens: a weight is unpacked once for all of these tokens, and
-// what is loaded of x serves four rows. Sums are separate variables, since an array that a driver
-// does not unroll would lie in memory. Grid: n / 4 over x (and z), tokens / 4 over y.
+// An invocation takes four rows and four tokens: a weight is unpacked once for all of these tokens,
+// and what is loaded of x serves four rows. Sums are separate variables, since an array that a
+// driver does not unroll would lie in memory. Grid: n / 4 over x (and z), tokens / 4 over y.
 #version 450
 #include "pvr.glsl"
 #define WEIGHTS_BINDING 1

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tiles of 16 rows, shared out over the team in one run each. Every thread rounds all of x for itself: that is a
- * microsecond, no more than a barrier would be. */
+/* Tiles of 16 rows, shared out over the team in one run each. Every thread rounds all of x for
+ * itself: that is a microsecond, no more than a barrier would be. */
 #include "weights.h"
 
 PVR_OP(matvec) {

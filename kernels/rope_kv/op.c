@@ -13,7 +13,8 @@ static void rotate(float *x, const float *cos_sin, size_t half, int neox) {
 
 PVR_OP(rope_kv) {
     const uint32_t *params = call->buf[0];
-    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2], ctx = call->push[3];
+    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2],
+                 ctx = call->push[3];
     const size_t rope_dims = call->push[4], width = heads + 2 * kv_heads;
     const int neox = call->push[5] != 0;
     const float *table = call->buf[2];
@@ -27,8 +28,9 @@ PVR_OP(rope_kv) {
         if (head < heads)
             continue;
         const size_t kv = head - heads;
-        uint16_t *cache = kv < kv_heads ? (uint16_t *)call->buf[3] + (kv * ctx + pos) * dim
-                                        : (uint16_t *)call->buf[4] + ((kv - kv_heads) * ctx + pos) * dim;
+        uint16_t *cache = kv < kv_heads
+                              ? (uint16_t *)call->buf[3] + (kv * ctx + pos) * dim
+                              : (uint16_t *)call->buf[4] + ((kv - kv_heads) * ctx + pos) * dim;
         for (size_t d = 0; d < dim; d++)
             cache[d] = pvr_to_half(x[d]);
     }

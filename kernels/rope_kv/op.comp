@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An invocation takes two pairs of neighbours of a head: those that it rotates together, so that it owns whole words
-// of the caches. Grid: (heads + 2 kv_heads) dim / 4 over x, tokens over y.
+// An invocation takes two pairs of neighbours of a head: those that it rotates together, so that it
+// owns whole words of the caches. Grid: (heads + 2 kv_heads) dim / 4 over x, tokens over y.
 #version 450
 #include "pvr.glsl"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stage 0: blocks are shared out over the team; the 64th key of a block is found by bisection over its bits (counting
- * vectorises), then whatever lies above, and of the equals the first, is put in order by counting. Stage 1: one thread merges the lists
- * with a heap of their heads. */
+/* Stage 0: blocks are shared out over the team; the 64th key of a block is found by bisection over
+ * its bits (counting vectorises), then whatever lies above, and of the equals the first, is put in
+ * order by counting. Stage 1: one thread merges the lists with a heap of their heads. */
 #include <math.h>
 
 #include "lanes.h"
@@ -23,7 +23,9 @@ PVR_INLINE uint32_t key_of(uint32_t bits) {
 
 PVR_INLINE float value_of(uint32_t key) { return pvr_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
-static inline int before(entry a, entry b) { return a.key > b.key || (a.key == b.key && a.id < b.id); }
+static inline int before(entry a, entry b) {
+    return a.key > b.key || (a.key == b.key && a.id < b.id);
+}
 
 /* The sum of exp(x - top) over the numbers of a block. */
 static float sum_of(const uint32_t *keys, uint32_t most, float top) {
@@ -43,39 +45,57 @@ static float sum_of(const uint32_t *keys, uint32_t most, float top) {
 }
 
 static void blockwise(const uint32_t *logits, uint32_t first, size_t n, uint32_t *record) {
-    uint32_t keys[BLOCK], most = 0;
+    uint32_t keys[BLOCK], some[BLOCK], ids[BLOCK], greatest[TOP];
     for (size_t i = 0; i < n; i++)
         keys[i] = key_of(logits[first + i]);
     for (size_t i = n; i < BLOCK; i++)
         keys[i] = 0;
-    for (size_t i = 0; i < BLOCK; i++)
-        most = keys[i] > most ? keys[i] : most;
+
+    /* Of TOP groups each has a greatest key; what is less than all of these is not among the TOP. */
+    for (size_t i = 0; i < TOP; i++)
+        greatest[i] = keys[i];
+    for (size_t i = TOP; i < BLOCK; i += TOP)
+        for (size_t j = 0; j < TOP; j++)
+            greatest[j] = keys[i + j] > greatest[j] ? keys[i + j] : greatest[j];
+    uint32_t least = greatest[0], most = greatest[0];
+    for (size_t i = 0; i < TOP; i++) {
+        least = greatest[i] < least ? greatest[i] : least;
+        most = greatest[i] > most ? greatest[i] : most;
+    }
+    size_t n_some = 0;
+    for (uint32_t i = 0; i < BLOCK; i++) {
+        some[n_some] = keys[i];
+        ids[n_some] = i;
+        n_some += keys[i] >= least;
+    }
 
     uint32_t limit = 0; /* the greatest key that at least TOP keys reach */
     for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
         uint32_t count = 0;
-        for (size_t i = 0; i < BLOCK; i++)
-            count += keys[i] >= (limit | bit);
+        for (size_t i = 0; i < n_some; i++)
+            count += some[i] >= (limit | bit);
         if (count >= TOP)
             limit |= bit;
     }
     uint32_t chosen_keys[TOP], chosen_ids[TOP];
     size_t n_chosen = 0;
-    for (uint32_t i = 0; i < BLOCK; i++)
-        if (keys[i] > limit) {
-            chosen_keys[n_chosen] = keys[i];
-            chosen_ids[n_chosen++] = i;
+    for (size_t i = 0; i < n_some; i++)
+        if (some[i] > limit) {
+            chosen_keys[n_chosen] = some[i];
+            chosen_ids[n_chosen++] = ids[i];
         }
-    for (uint32_t i = 0; n_chosen < TOP; i++)
-        if (keys[i] == limit) {
+    for (size_t i = 0; n_chosen < TOP; i++)
+        if (some[i] == limit) {
             chosen_keys[n_chosen] = limit;
-            chosen_ids[n_chosen++] = i;
+            chosen_ids[n_chosen++] = ids[i];
         }
-    /* The place of each is the number of those before it; the ids rise among equals as they stand. */
+    /* The place of each is the number of those before it; among equals the ids rise already. */
     for (size_t i = 0; i < TOP; i++) {
         uint32_t rank = 0;
         for (size_t j = 0; j < TOP; j++)
-            rank += (chosen_keys[j] > chosen_keys[i]) | ((chosen_keys[j] == chosen_keys[i]) & (j < i));
+            rank += chosen_keys[j] > chosen_keys[i];
+        for (size_t j = 0; j < i; j++)
+            rank += chosen_keys[j] == chosen_keys[i];
         const uint32_t id = first + chosen_ids[i];
         record[2 * rank] = chosen_keys[i] ? id : NONE;
         record[2 * rank + 1] = chosen_keys[i] ? logits[id] : LEAST;
@@ -153,7 +173,8 @@ PVR_OP(topk) {
         pvr_split(team, blocks, &begin, &end);
         for (size_t b = begin; b < end; b++) {
             size_t n = v - b * BLOCK < BLOCK ? v - b * BLOCK : BLOCK;
-            blockwise(call->buf[1], (uint32_t)(b * BLOCK), n, (uint32_t *)call->buf[2] + b * RECORD);
+            blockwise(call->buf[1], (uint32_t)(b * BLOCK), n,
+                      (uint32_t *)call->buf[2] + b * RECORD);
         }
         return;
     }

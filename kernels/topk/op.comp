@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage 0: a workgroup finds the 64 best of 1024 logits: the 64th key by bisection over its bits, then whatever lies above
-// (and of the equals the first), then a sort of those 64 by counting. Stage 1: one workgroup merges the sorted lists;
-// an invocation keeps the best head of its lists, 64 rounds take the best of all. Grid: v / 1024 over x, or 1.
+// Stage 0: a workgroup finds the 64 best of 1024 logits: the 64th key by bisection over its bits,
+// then whatever lies above (and of the equals the first), then a sort of those 64 by counting.
+// Stage 1: one workgroup merges the sorted lists; an invocation keeps the best head of its lists,
+// 64 rounds take the best of all. Grid: v / 1024 over x, or 1.
 #version 450
 #include "pvr.glsl"
 
@@ -12,7 +13,8 @@ layout(std430, set = 0, binding = 3) writeonly buffer Out { uint result[]; };
 
 const uint TOP = 64u, BLOCK = 1024u, RECORD = 130u, NONE = 0xffffffffu, LEAST = 0xff800000u;
 
-shared uint keys[2048];  // stage 0: keys, a word of padding for each 32; stage 1: the heads of the lists
+// Stage 0: keys, a word of padding for each 32. Stage 1: the heads of the lists.
+shared uint keys[2048];
 shared uint reduced[2][32];
 shared uint chosen_key[2][32], chosen_id[2][32];
 
@@ -171,7 +173,8 @@ void merge(uint lane, uint blocks) {
         if (winner == lane) {
             bool none = best_id == NONE;
             result[2u * turn] = best_id;
-            result[2u * turn + 1u] = none ? LEAST : part[best_list * RECORD + 2u * keys[best_list] + 1u];
+            uint at = best_list * RECORD + 2u * keys[best_list] + 1u;
+            result[2u * turn + 1u] = none ? LEAST : part[none ? 0u : at];
             if (!none)
                 keys[best_list]++;
             stale = true;
