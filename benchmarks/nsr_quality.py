@@ -3,7 +3,7 @@
 
     python -m benchmarks.nsr_quality [--quick] [--json] [--data FOLDER] [--device cpu|gpu]
 
-FOLDER holds SET/image_SRF_2/*_LR.png and *_HR.png (Set5, Set14: not ours to ship). Protocol: luma of
+FOLDER holds SET/image_SRF_2/*_LR.png and *_HR.png (Set5, Set14: not shipped). Protocol: luma of
 BT.601 in limited range, borders of `scale` pixels left out, mean over a set. The peer is bicubic
 interpolation. Rows are named SET SCALE TIER; unit dB, so the ratio is no measure: subtract.
 """
