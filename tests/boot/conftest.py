@@ -132,7 +132,7 @@ class Container:
         become = [] if user == "root" else [
             "setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
         return [
-            *SUDO, "nsenter", f"--target={self.leader}", "--all", "--wd=/", "--", "env", "-i",
+            *SUDO, "nsenter", f"--target={self.leader}", "--all", "--", "env", "-i",
             f"HOME={home}", f"USER={user}", "LANG=C.UTF-8",
             "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", *become, *command]
 
