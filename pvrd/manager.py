@@ -296,7 +296,10 @@ class Manager(Object):
             raise InvalidArgument(str(e)) from None
         except OSError as e:
             raise QuotaExceeded(f"{core.paths.stored} cannot be written: {e.strerror}") from None
-        self._configured()
+        try:
+            self._configured()
+        except config.ConfigError as e:
+            raise InvalidArgument(f"it is stored, but not in force: {e}") from None
 
     @method("GetStatistics", "", "statistics:a{sv}")
     async def get_statistics(self, call: Call) -> dict[str, Variant]:

@@ -25,7 +25,7 @@ from pvrd.worker import Inbox, Worker
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1024
-INLINE_TEXT = 16 << 10  # longer texts go to the worker in a memfd
+INLINE_TEXT = 8 << 10  # bytes; longer texts go in a memfd (escaped, one takes up to six)
 WORKER_END = {"stop", "length", "cancelled"}
 
 

@@ -197,6 +197,8 @@ class Fake:
         once = self.kind == "gpu" and self.generation == 1
         if once and source == 66:
             os._exit(9)
+        if once and source == 65:
+            os.kill(os.getpid(), signal.SIGSTOP)
         if source == 67:
             os._exit(9)
         ring[base + layout["out"]["planes"][0]["offset"]] = source ^ 0xFF

@@ -55,7 +55,7 @@ def test_chat_and_count(session: str, caller: Any, lines: Any) -> None:
     interface = "org.pvrd.Pvrd1.TextSession"
     reply = caller.call("Chat", "aa{ss}a{sv}", body, path=session, interface=interface)
     check(lines(reply.fds.take(0)).rest(), 3)
-    for text in ("a b c", "word " * 20000):
+    for text in ("a b c", "\x01 " * 4000, "word " * 20000):
         reply = caller.call("CountTokens", "s", [text], path=session, interface=interface)
         assert reply.body == [len(text.split())]
 

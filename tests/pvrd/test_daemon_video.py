@@ -126,12 +126,13 @@ def test_garbage_closes_the_session(
     video.close()
 
 
-def test_worker_dies_and_the_session_returns(start: Any, callers: Any) -> None:
-    start()
+@pytest.mark.parametrize("how", [65, 66])
+def test_worker_stops_or_dies_and_the_session_returns(start: Any, callers: Any, how: int) -> None:
+    start({"deadlines.slice_s": 0.4, "deadlines.ping_s": 0.1})
     caller = callers()
     caller.state("gpu")
     video = Video(caller)
-    got = stream_frames(video, 40, {10: 66})
+    got = stream_frames(video, 40, {10: how})
     assert [m.seq for m in got] == list(range(40))
     assert got[9].device == 1
     assert got[10].device == 2
