@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device this worker owns, or why it has none. Imports no library before it has to (see __main__)."""
+"""Which device this worker owns, or why it has none. Imports libraries late (see __main__)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 def thread_count(config: Mapping[str, Any]) -> int:
     """Threads of the CPU backend: `threads` of the configuration, else one for each physical core.
 
-    With four cores and more one is left to the rest of the system. Never more than this process may run on.
+    With four cores and more one is left to the rest of the system. Never more than this process may
+    run on.
     """
     allowed = len(os.sched_getaffinity(0))
     wanted = int(config.get("threads") or 0)
@@ -31,7 +33,7 @@ def thread_count(config: Mapping[str, Any]) -> int:
 
 @dataclass
 class Opened:
-    """An open device, or none: then `reason` is a sentence for people and `code` doctor's word for it."""
+    """An open device, or none: then why, `reason` for people and `code` in doctor's words."""
 
     backend: Backend | None
     reason: str = ""
@@ -57,6 +59,7 @@ def open_device(kind: str, config: Mapping[str, Any]) -> Opened:
                 allow_software=bool(config.get("allow_software")),
                 want=str(config.get("device") or ""),
                 deadline_s=float(config.get("slice_s") or 0),
+                verdicts=Path(cache) / "devices" if (cache := config.get("cache")) else None,
             )
         )
     except NoDevice as e:

@@ -11,17 +11,19 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import kernels
+from engine.backends import selftest
 from engine.backends.base import Array, RunStats
 from engine.backends.cpu import as_bytes
 from engine.backends.devices import MemoryType, Verdict, judge, misfit, plan_memory, why_none
 from engine.backends.vulkan import api
-from engine.errors import DeviceLost, InvalidArgument, PvrError
+from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.program import Binding, Buffer, Call, Program
 
 _STAGING = 16 << 20
@@ -261,7 +263,9 @@ class VulkanBackend:
     `allow_software` admits devices of type CPU, `want` names one device (uuid or part of the name),
     `deadline_s` bounds a submission (0: 10 s, 30 s on a software device). `lose_at` makes the n-th
     submission since opening, and all after it, report device loss (0: none); it may be set at any
-    time. `force_staging` treats the device as one whose memory the host cannot see.
+    time. Self-tests of kernels are kept in the folder `verdicts`, if given, and tell from the start
+    which are `quarantined` (a property of info, names with spaces between). `force_staging` treats
+    the device as one whose memory the host cannot see.
 
     Raises:
         NoDevice: none is usable; the code says why.
@@ -273,6 +277,7 @@ class VulkanBackend:
         want: str = "",
         deadline_s: float = 0.0,
         lose_at: int = 0,
+        verdicts: Path | None = None,
         force_staging: bool = False,
     ) -> None:
         self.lose_at = lose_at
@@ -282,17 +287,20 @@ class VulkanBackend:
         self._layouts: dict[tuple[int, int], api.Layout] = {}
         self._live: set[VulkanExecutable | VulkanWeights] = set()
         self._lost = ""
-        self._pending = self._hung = False
+        self._pending = self._hung = self._testing = False
         self._lock = threading.RLock()  # a queue belongs to one thread at a time
         with ExitStack() as stack:
             instance = api.Instance()
             stack.callback(instance.close)
             found = instance.devices()
-            verdicts = judge([c for _, c in found], allow_software, want)
-            chosen = next((v.candidate for v in verdicts if v.chosen), None)
+            judged = judge([c for _, c in found], allow_software, want)
+            chosen = next((v.candidate for v in judged if v.chosen), None)
             if chosen is None:
-                raise why_none(verdicts)
-            self.info = chosen.info
+                raise why_none(judged)
+            self._verdicts = selftest.Verdicts(chosen.info, verdicts)
+            known = " ".join(self._verdicts.quarantined())
+            properties = {**chosen.info.properties, "quarantined": known}
+            self.info = replace(chosen.info, properties=properties)
             self.deadline_s = deadline_s or (30.0 if self.info.software else 10.0)
             physical = found[chosen.index][0]
             self._plan = plan_memory(api.memory_types(physical), force_staging)
@@ -337,6 +345,7 @@ class VulkanBackend:
 
         Raises:
             InvalidArgument: there is no such variant, or the device must not get it.
+            Quarantined: the device computes it wrongly.
         """
         made = self._pipelines.get((op, variant))
         if made is None:
@@ -351,10 +360,41 @@ class VulkanBackend:
                 code = (kernels.artifacts() / kernels.manifest()[op][variant]["file"]).read_bytes()
             except OSError as e:
                 raise PvrError(f"the kernels cannot be loaded: {e}") from e
-            handle = self._device.pipeline(f"{op}.{variant}", code, layout)
-            made = _Pipeline(handle, layout, tuple(b.access for b in contract.bindings))
-            self._pipelines[op, variant] = made
+            name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
+            wrong = self._verdicts.get(sha)
+            if not wrong:
+                try:
+                    handle = self._device.pipeline(name, code, layout)
+                    access = tuple(b.access for b in contract.bindings)
+                    made = self._pipelines[op, variant] = _Pipeline(handle, layout, access)
+                    if wrong is None:
+                        wrong = self._try(op, variant)
+                except (DeviceLost, InvalidArgument, OutOfMemory):
+                    raise
+                except PvrError as e:  # the driver's compiler gave up
+                    wrong = str(e)
+                if self._verdicts.get(sha) is None:
+                    self._verdicts.put(sha, name, wrong)
+            if made is None or wrong:
+                self._pipelines.pop((op, variant), None)
+                raise selftest.Quarantined(
+                    f"{self.info.name} cannot be trusted with {name} ({wrong}), so it is not used"
+                )
         return made
+
+    def _try(self, op: str, variant: str) -> str:
+        """Self-test of a variant; what is wrong with it."""
+        name = f"{op}.{variant}"
+        counters = dict(self._counters)
+        self._testing = True
+        try:
+            return selftest.run(self, [name]).get(name, "")
+        except BaseException:
+            del self._pipelines[op, variant]
+            raise
+        finally:
+            self._testing = False
+            self._counters.update(counters)
 
     # --- memory
 
@@ -414,6 +454,7 @@ class VulkanBackend:
         with self._lock:
             if self._lost:
                 raise DeviceLost(self._lost)
+            count = count and not self._testing
             self._counters["submissions"] += count
             if count and 0 < self.lose_at <= self._counters["submissions"]:
                 self._lost = "the GPU was told to report loss"

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small call of every variant, for trying a device before its answers are believed.
+
+Sizes are odd enough for the last lanes, groups and rows to matter, and small enough for a device
+to do all of them in a moment.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels import video, weights
+from kernels.contract import FORMATS, PARAM_WORDS
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: contents of the bindings before it, parameter words and the dispatch's tokens."""
+
+    op: str
+    variant: str
+    push: Mapping[str, float | int]
+    arrays: Mapping[str, Array]
+    params: tuple[int, ...]
+    tokens: int
+
+
+@functools.cache
+def samples() -> tuple[Sample, ...]:
+    """A Sample for each variant of each operation."""
+    rng = np.random.default_rng(20261129)
+    return (*_matrices(rng), *_vectors(rng), *_attention(rng), *_video(rng))
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _nan(*shape: int) -> Array:
+    return np.full(shape, np.nan, np.float32)
+
+
+def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
+    n, k, tokens = 37, 96, 5
+    for fmt in ("q4", "q8", "f16"):
+        w = weights.pack(fmt, _normal(rng, n, k))
+        push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": 0, "y0": 3}
+        # What a CPU that rounds activations to int8 rounds to themselves.
+        x = rng.integers(-127, 128, (tokens, k)).astype(np.float32) / 64
+        x[:, ::32] = 127 / 64
+        y = _normal(rng, tokens, n + 5)
+        yield Sample("matvec", fmt, push, {"w": w, "x": x[0], "y": y[0]}, (1, 0, 0), 1)
+        more = {**push, "accumulate": 1, "ldy": n + 5}
+        yield Sample("matmul", fmt, more, {"w": w, "x": x, "y": y}, (tokens, 0, 0), tokens)
+        ids = np.array([0, 36, 5, 16], np.uint32)
+        push = {"fmt": FORMATS[fmt], "k": k, "row0": 0, "rows": n}
+        arrays = {"ids": ids, "table": w, "out": _nan(4, k)}
+        yield Sample("embed", fmt, push, arrays, (4, 0, 3), 4)
+
+
+def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
+    k = 100
+    arrays = {"x": _normal(rng, 3, k), "w": _normal(rng, k), "y": _nan(3, k)}
+    yield Sample("rmsnorm", "base", {"k": k, "eps": 1e-5, "last": 0}, arrays, (3, 0, 2), 3)
+    arrays = {"gu": _normal(rng, 3, 2 * k), "h": _nan(3, k)}
+    yield Sample("swiglu", "base", {"f": k}, arrays, (3, 0, 2), 3)
+    v = 1500
+    part, out = np.zeros(2 * 130, np.uint32), np.zeros(130, np.uint32)
+    arrays = {"logits": 8 * _normal(rng, v), "part": part, "out": out}
+    yield Sample("topk", "base", {"v": v, "stage": 0}, arrays, (1, 0, 0), 1)
+
+
+def _attention(rng: np.random.Generator) -> Iterator[Sample]:
+    heads, kv_heads, dim, ctx, tokens, pos0 = 4, 2, 64, 40, 3, 30
+    shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx}
+    qkv = _normal(rng, tokens, (heads + 2 * kv_heads) * dim)
+    kc, vc = (_normal(rng, kv_heads, ctx, dim).astype(np.float16) for _ in range(2))
+    angle = _normal(rng, ctx, dim // 2)
+    table = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    arrays = {"qkv": qkv, "table": table, "kc": kc, "vc": vc}
+    push = {**shape, "rope_dims": dim, "neox": 0}
+    yield Sample("rope_kv", "base", push, arrays, (tokens, pos0, tokens - 1), tokens)
+    for op, rows in (("attention_decode", 1), ("attention_prefill", tokens)):
+        arrays = {"qkv": qkv, "kc": kc, "vc": vc, "out": _nan(rows, heads * dim)}
+        given = (rows, pos0, rows - 1)
+        yield Sample(op, "base", {**shape, "scale": dim**-0.5}, arrays, given, rows)
+
+
+def _video(rng: np.random.Generator) -> Iterator[Sample]:
+    for variant, cin, cout in (("oc8", 8, 16), ("oc4", 16, 4)):
+        rows, xs = 3, 48
+        x_tile, y_tile = (rows + 2) * cin * xs, rows * cout * xs
+        push: dict[str, float | int] = {"cin": cin, "cout": cout, "rows": rows, "xs": xs}
+        push |= {"x_tile": x_tile, "y_tile": y_tile}
+        x, w = _normal(rng, 2 * x_tile + 64), _normal(rng, cin * 9 * cout + 2 * cout)
+        arrays = {"x": x, "w": w, "y": np.zeros(2 * y_tile, np.float32)}
+        yield Sample("conv3x3", variant, push, arrays, _params(N_TILES=2), 2)
+    width, height, tw, th, halo, xs = 40, 11, 20, 4, 6, 48  # even, for padding is anybody's
+    frame = {"bits": 8, "tw": tw, "th": th, "halo": halo, "xs": xs}
+    tiles = _params(N_TILES=2, WIDTH=width, HEIGHT=height)
+    y_tile = (th + 2 * halo) * xs
+    push = {**frame, "stride": 16, "y_tile": y_tile, "scale": 1 / 255}
+    src = rng.integers(0, 256, (height, 64), dtype=np.uint8)
+    arrays = {"src": src, "y": _nan(2, y_tile)}
+    yield Sample("luma_in", "base", push, arrays, tiles, 2)
+    f_tile = th * 4 * xs
+    push = {**frame, "stride": 20, "f_tile": f_tile, "luma_tile": y_tile}
+    luma = rng.random(2 * y_tile + 64, np.float32)
+    filters = rng.random(100, np.float32) / 25
+    dst = np.zeros((2 * th, 2 * width), np.uint8)
+    arrays = {"f": _normal(rng, 2 * f_tile + 64) / 16, "luma": luma, "base": filters, "dst": dst}
+    yield Sample("shuffle_out", "base", push, arrays, tiles, 2)
+    push = {"bits": 8, "step": 1, "stride": 16, "out_stride": 20, "rows": 4, "words": 20}
+    arrays = {"src": src, "filters": filters, "dst": dst}
+    chroma = _params(C_WIDTH=width, C_HEIGHT=height, C_ROWS=4)
+    yield Sample("chroma_x2", "base", push, arrays, chroma, 1)
+
+
+def _params(**words: int) -> tuple[int, ...]:
+    """Parameter words by their names in kernels.video."""
+    out = [0] * PARAM_WORDS
+    for name, value in words.items():
+        out[getattr(video, name)] = value
+    return tuple(out)
+
+
+def reference(sample: Sample) -> dict[str, Array]:
+    """The bindings after the numpy reference."""
+    from kernels import op
+
+    contract = op(sample.op)
+    after = {b.name: np.array(sample.arrays[b.name], order="C") for b in contract.bindings}
+    words = np.zeros(PARAM_WORDS, np.uint32)
+    words[: len(sample.params)] = sample.params
+    flat = {name: a.reshape(-1).view(np.uint8) for name, a in after.items()}
+    contract.reference(words, flat, contract.unpack(contract.pack(**sample.push)))
+    return after
+
+
+def differs(got: Sequence[Array] | Array, want: Array) -> float:
+    """The share of elements that are wrong: floats beyond rounding, samples by more than a step.
+
+    Words (u32) may hold ids or floats: equal, or close as floats that are no denormals.
+    """
+    a, b = np.asarray(got).reshape(-1), want.reshape(-1)
+    if a.dtype == np.uint8:
+        good = np.abs(a.astype(np.int16) - b) <= 1
+    elif a.dtype == np.uint32:
+        x, y = a.view(np.float32), b.view(np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            close = np.isclose(x, y, rtol=1e-3, atol=0) & (np.abs(y) > 1e-30)
+        good = (a == b) | close
+    else:
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        good = np.isclose(x, y, rtol=5e-3, atol=5e-3, equal_nan=True)
+    return float(1 - good.mean())

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that a device computes wrongly are found, remembered and not used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernels
+from engine.backends import cpu, selftest
+from engine.backends.base import Backend
+from engine.backends.null import NullBackend
+from engine.backends.vulkan import VulkanBackend, api
+from kernels.samples import differs, samples
+from tests.engine.backends.conftest import PARAMS, chain, chain_data
+
+gpu = pytest.mark.gpu
+
+
+def test_there_is_a_sample_of_every_variant() -> None:
+    tried = [(s.op, s.variant) for s in samples()]
+    assert sorted(tried) == sorted(
+        (op, v.name) for op in kernels.manifest() for v in kernels.op(op).variants
+    )
+
+
+def test_a_sound_backend_passes(backend: Backend) -> None:
+    assert selftest.run(backend) == {}
+
+
+@pytest.mark.parametrize("name", cpu.isas())
+def test_every_instruction_set_passes(name: str) -> None:
+    before = cpu.isa()
+    try:
+        cpu.set_isa(name)
+        assert selftest.run(cpu.CpuBackend(2)) == {}
+    finally:
+        cpu.set_isa(before)
+
+
+def test_a_device_that_does_nothing_fails_in_everything() -> None:
+    assert len(selftest.run(NullBackend())) == len(samples())
+    assert list(selftest.run(NullBackend(), ["swiglu.base"])) == ["swiglu.base"]
+
+
+def test_what_counts_as_wrong() -> None:
+    f = np.array([1, np.nan, 100], np.float32)
+    assert differs(f, f) == 0
+    assert differs(f, np.array([1.001, np.nan, 100.1], np.float32)) == 0
+    assert differs(f, np.array([1.5, np.nan, 100], np.float32)) == pytest.approx(1 / 3)
+    assert differs(f, np.array([1, 0, 100], np.float32)) == pytest.approx(1 / 3)
+    samples8 = np.array([0, 255, 7, 9], np.uint8)
+    assert differs(samples8, np.array([1, 254, 7, 9], np.uint8)) == 0
+    assert differs(samples8, np.array([0, 255, 9, 9], np.uint8)) == 0.25
+    ids = np.array([5, 6], np.uint32)
+    assert differs(ids, np.array([5, 7], np.uint32)) == 0.5
+    logits = np.array([2.0, -3.0], np.float32)
+    assert differs(logits.view(np.uint32), (logits * 1.0001).view(np.uint32)) == 0
+
+
+def run_chain(backend: VulkanBackend) -> None:
+    exe = backend.executable(chain(), backend.weights({"w": chain_data()[1]}))
+    exe.write("params", PARAMS)
+    exe.run("first", "second")
+    exe.close()
+
+
+@gpu
+def test_the_first_use_is_tried_once_and_costs_no_count(tmp_path: Path) -> None:
+    backend = VulkanBackend(allow_software=True, verdicts=tmp_path)
+    try:
+        run_chain(backend)
+        assert backend.counters()["submissions"] == 1
+        assert backend.counters()["dispatches"] == 3
+        assert backend.info.properties["quarantined"] == ""
+        (file,) = tmp_path.iterdir()
+        (verdict,) = json.loads(file.read_text()).values()
+        assert verdict == {"name": "swiglu.base", "wrong": ""}
+    finally:
+        backend.close()
+
+
+@gpu
+def test_a_wrong_kernel_is_quarantined_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(_: object, sample: Any) -> dict[str, Any]:
+        return {n: np.zeros_like(a) for n, a in sample.arrays.items()}
+
+    backend = VulkanBackend(allow_software=True, verdicts=tmp_path)
+    try:
+        with monkeypatch.context() as m:
+            m.setattr(selftest, "call", wrong)
+            with pytest.raises(selftest.Quarantined, match=r"swiglu\.base .*% of h is wrong"):
+                run_chain(backend)
+        with pytest.raises(selftest.Quarantined):  # it is not tried again
+            run_chain(backend)
+    finally:
+        backend.close()
+    again = VulkanBackend(allow_software=True, verdicts=tmp_path)
+    try:
+        assert again.info.properties["quarantined"] == "swiglu.base"
+        with pytest.raises(selftest.Quarantined):
+            run_chain(again)
+        again.pipeline("rmsnorm", "base")  # the others are tried on their own
+    finally:
+        again.close()
+
+
+@gpu
+def test_a_kernel_that_the_driver_cannot_compile_is_quarantined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise api.vk.VkErrorUnknown
+
+    backend = VulkanBackend(allow_software=True)
+    try:
+        with monkeypatch.context() as m:
+            m.setattr(api.vk, "vkCreateComputePipelines", fail)
+            with pytest.raises(selftest.Quarantined, match="compiling swiglu"):
+                run_chain(backend)
+        with pytest.raises(selftest.Quarantined):
+            run_chain(backend)
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"name": "b"}}'])
+def test_verdicts_that_cannot_be_read_are_found_again(tmp_path: Path, text: str) -> None:
+    info = NullBackend().info
+    first = selftest.Verdicts(info, tmp_path)
+    first.put("sha", "op.base", "wrong")
+    (file,) = tmp_path.iterdir()
+    assert selftest.Verdicts(info, tmp_path).quarantined() == ["op.base"]
+    file.write_text(text)
+    second = selftest.Verdicts(info, tmp_path)
+    assert second.get("sha") is None
+    second.put("sha", "op.base", "")
+    assert selftest.Verdicts(info, tmp_path).get("sha") == ""
+
+
+def test_verdicts_without_a_place_to_keep_them(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (None, tmp_path / "file" / "below"):
+        verdicts = selftest.Verdicts(NullBackend().info, folder)
+        verdicts.put("sha", "op.base", "wrong")
+        assert verdicts.get("sha") == "wrong"
