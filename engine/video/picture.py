@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 FORMATS = ("png", "jpeg")
 WAIT_S = 0.02  # a slice that waits for the thread ends after so long
+PIECE = 1 << 18  # pixels of the result that a slice makes and packs
 
 # BT.601, limited range, on a scale of 0..255 (what the network was trained on): rows Y, Cb, Cr of
 # R, G, B.
@@ -97,24 +98,30 @@ class _Rows:
         return out
 
 
-class _Writer:
-    """Sink: bands of enlarged planes become rows of pixels, which go to `take`."""
+class _Band:
+    """Sink: keeps the planes of the band that was done last; `pieces` makes pixels of them."""
 
-    def __init__(
-        self, fmt: FrameFormat, deep: bool, take: Callable[[int, npt.NDArray[Any]], None]
-    ) -> None:
+    def __init__(self, fmt: FrameFormat, deep: bool) -> None:
         self._width = fmt.width
-        self._planes = len(fmt.roles)
         self._colour = fmt.pixel.startswith("i444")
         self._deep = deep
-        self._take = take
-        self._band: list[F32] = []
+        self._begin = 0
+        self._planes: list[npt.NDArray[np.uint16]] = []
 
     def put(self, plane: int, begin: int, rows: Bytes) -> None:
-        self._band.append(samples(rows, self._width, 16).astype(np.float32) / np.float32(_DEEP))
-        if plane + 1 < self._planes:
-            return
-        channels = self._band
+        self._begin = begin
+        self._planes.append(samples(rows, self._width, 16))
+
+    def pieces(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """First row and pixels [n, width, channels], some rows at a time; the band is used up."""
+        planes, self._planes = self._planes, []
+        rows = len(planes[0]) if planes else 0
+        step = max(1, PIECE // self._width)
+        for at in range(0, rows, step):
+            yield self._begin + at, self._pixels([p[at : at + step] for p in planes])
+
+    def _pixels(self, planes: list[npt.NDArray[np.uint16]]) -> npt.NDArray[Any]:
+        channels = [p.astype(np.float32) / np.float32(_DEEP) for p in planes]
         if self._colour:
             ycc = [channels[i] - np.float32(_OFFSET[i]) for i in range(3)]
             k = _TO_RGB.astype(np.float32)
@@ -123,8 +130,7 @@ class _Writer:
         top, dtype = (_DEEP, np.uint16) if self._deep else (1.0, np.uint8)
         out = np.stack(channels, axis=2)
         np.clip(out, 0, 255, out=out)
-        self._band = []
-        self._take(begin, (out * np.float32(top) + np.float32(0.5)).astype(dtype))
+        return (out * np.float32(top) + np.float32(0.5)).astype(dtype)
 
 
 class PictureJob:
@@ -248,10 +254,14 @@ class PictureJob:
         pipeline = VideoPipeline(self._backend, self._model, fmt, self._model.scale, self._tile)
         self._pipeline = pipeline
         self._slices = pipeline.slices
-        pipeline.begin(_Rows(picture.pixels, fmt), _Writer(pipeline.out_format, deep, take))
+        band = _Band(pipeline.out_format, deep)
+        pipeline.begin(_Rows(picture.pixels, fmt), band)
         finished = False
         while not finished:
             finished = pipeline.step()
             self._done += 1
             self.tiles, self.tiles_fallback = pipeline.tiles, pipeline.tiles_fallback
             yield
+            for begin, rows in band.pieces():
+                take(begin, rows)
+                yield
