@@ -18,7 +18,7 @@ PAD = 64  # floats behind the last tile, read by the last window of a row
 
 # Sides of a tile where nobody asks for others. On CPUs a strip of two activations stays in the
 # second cache; on GPUs a dispatch has to fill the device, and a slice has to stay short.
-CPU_TILE = (512, 48)
+CPU_TILE = (512, 96)
 GPU_TILE = (240, 128)
 # Floats of the activations of a slice, all tiles together.
 SLICE_FLOATS = 4 << 20

@@ -5,34 +5,70 @@ enum { CHUNK = 256, ROOM = CHUNK + 4 + VL };
 
 typedef struct {
     int bits, step, width;
-    float top;
 } plane;
+
+static inline float load(const plane *g, const void *line, int at) {
+    return g->bits == 8 ? ((const uint8_t *)line)[at] : ((const uint16_t *)line)[at];
+}
 
 /* Pixels x0-2 .. x0+n+1 of component c of a line as floats, the border repeated. */
 static void gather(const plane *g, float *out, const void *line, int c, int x0, int n) {
-    for (int i = 0; i < n + 4; i++) {
-        const int at = pvr_clamp(x0 + i - 2, g->width - 1) * g->step + c;
-        out[i] = g->bits == 8 ? ((const uint8_t *)line)[at] : ((const uint16_t *)line)[at];
+    const int x = x0 - 2, count = n + 4, step = g->step;
+    /* Pixels a..b-1 lie inside of the plane. */
+    const int a = x < 0 ? -x : 0, b = x + count > g->width ? g->width - x : count;
+    if (g->bits == 8 && step == 1) {
+        const uint8_t *s = (const uint8_t *)line + x;
+        for (int i = a; i < b; i++) out[i] = s[i];
+    } else if (g->bits == 8) {
+        const uint8_t *s = (const uint8_t *)line + 2 * x + c;
+        for (int i = a; i < b; i++) out[i] = s[2 * i];
+    } else {
+        const uint16_t *s = (const uint16_t *)line + step * x + c;
+        for (int i = a; i < b; i++) out[i] = s[step * i];
     }
-    for (int i = n + 4; i < ROOM; i++) out[i] = 0.0f;
+    const float left = load(g, line, c), right = load(g, line, (g->width - 1) * step + c);
+    for (int i = 0; i < a; i++) out[i] = left;
+    for (int i = b; i < count; i++) out[i] = right;
+    for (int i = count; i < ROOM; i++) out[i] = 0.0f;
 }
 
-/* One phase of n pixels from x0 on to an output line that has room for so many samples. */
-static void scatter(const plane *g, void *line, const float *in, int c, int x0, int n, int phase,
-                    size_t room) {
-    for (int x = 0; x < n; x++) {
-        const size_t at = (size_t)((2 * (x0 + x) + phase) * g->step + c);
-        if (at >= room) return;
-        const int q = pvr_quantise(in[x], g->top);
-        if (g->bits == 8) ((uint8_t *)line)[at] = (uint8_t)q;
-        else ((uint16_t *)line)[at] = (uint16_t)q;
+/* Both phases of n pixels from x0 on to an output line that has room for so many samples. */
+static void scatter(const plane *g, void *line, const float *even, const float *odd, int c, int x0,
+                    int n, int room) {
+    const int step = g->step, at = 2 * x0 * step + c;
+    /* The last pixel may be one more than the line has room for, by half or as a whole. */
+    int whole = n;
+    while (whole > 0 && at + (2 * whole - 1) * step >= room) whole--;
+    if (g->bits == 8) {
+        uint8_t *d = (uint8_t *)line + at;
+        if (step == 1)
+            for (int x = 0; x < whole; x++) {
+                d[2 * x] = (uint8_t)pvr_quantise(even[x], 255.0f);
+                d[2 * x + 1] = (uint8_t)pvr_quantise(odd[x], 255.0f);
+            }
+        else
+            for (int x = 0; x < whole; x++) {
+                d[4 * x] = (uint8_t)pvr_quantise(even[x], 255.0f);
+                d[4 * x + 2] = (uint8_t)pvr_quantise(odd[x], 255.0f);
+            }
+        if (whole < n && at + 2 * whole * step < room)
+            d[2 * whole * step] = (uint8_t)pvr_quantise(even[whole], 255.0f);
+    } else {
+        uint16_t *d = (uint16_t *)line + at;
+        for (int x = 0; x < whole; x++) {
+            d[2 * x * step] = (uint16_t)pvr_quantise(even[x], 65535.0f);
+            d[(2 * x + 1) * step] = (uint16_t)pvr_quantise(odd[x], 65535.0f);
+        }
+        if (whole < n && at + 2 * whole * step < room)
+            d[2 * whole * step] = (uint16_t)pvr_quantise(even[whole], 65535.0f);
     }
 }
 
 PVR_OP(chroma_x2) {
     const uint32_t *p = call->buf[0], *k = call->push;
-    const plane g = {(int)k[0], (int)k[1], (int)p[PVR_C_WIDTH], k[0] == 8 ? 255.0f : 65535.0f};
-    const size_t stride = k[2], out_stride = k[3], room = out_stride * (g.bits == 8 ? 4 : 2);
+    const plane g = {(int)k[0], (int)k[1], (int)p[PVR_C_WIDTH]};
+    const size_t stride = k[2], out_stride = k[3];
+    const int room = (int)out_stride * (g.bits == 8 ? 4 : 2);
     const int last_y = (int)p[PVR_C_HEIGHT] - 1;
     const float *filters = call->buf[2];
     size_t begin, end;
@@ -58,8 +94,8 @@ PVR_OP(chroma_x2) {
                     }
                     for (int q = 0; q < 4; q++) *(vf *)(out[q] + x) = acc[q];
                 }
-                for (int q = 0; q < 4; q++)
-                    scatter(&g, dst + (q / 2) * out_stride, out[q], c, x0, n, q % 2, room);
+                scatter(&g, dst, out[0], out[1], c, x0, n, room);
+                scatter(&g, dst + out_stride, out[2], out[3], c, x0, n, room);
             }
         }
     }
