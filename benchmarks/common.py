@@ -12,6 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.backends.base import Backend
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -88,6 +92,17 @@ def commit() -> str:
         return out.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def backend(args: argparse.Namespace) -> Backend:
+    """What `--device` asks for: the CPU with `--threads`, or the GPU, a software one too."""
+    if args.device == "gpu":
+        from engine.backends.vulkan import VulkanBackend
+
+        return VulkanBackend(allow_software=True)
+    from engine.backends.cpu import CpuBackend
+
+    return CpuBackend(args.threads)
 
 
 def main(

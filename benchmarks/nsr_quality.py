@@ -14,7 +14,6 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,6 @@ from PIL import Image
 
 from benchmarks import common, nsr_export
 from engine.backends.base import Backend
-from engine.backends.cpu import CpuBackend
 from engine.video.frames import FrameFormat
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
@@ -34,7 +32,7 @@ SCALE = 2
 def luma(picture: Path) -> Floats:
     """BT.601 luma, 16..235, not rounded: [height, width]."""
     rgb = np.asarray(Image.open(picture).convert("RGB"), np.float64)
-    return 16 + rgb @ np.array([65.481, 128.553, 24.966]) / 255
+    return np.asarray(16 + rgb @ np.array([65.481, 128.553, 24.966]) / 255)
 
 
 def psnr(a: Floats, b: Floats) -> float:
@@ -68,11 +66,7 @@ def bicubic(low: npt.NDArray[np.uint8]) -> Floats:
 
 
 def measure(args: argparse.Namespace) -> list[common.Row]:
-    backend: Any = CpuBackend(args.threads)
-    if args.device == "gpu":
-        from engine.backends.vulkan import VulkanBackend
-
-        backend = VulkanBackend(allow_software=True)
+    backend = common.backend(args)
     rows = []
     for tier in ("fast", "balanced"):
         model = VideoModel.load(str(nsr_export.shipped(tier)), backend)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Milliseconds a frame of the luma networks on the CPU against ncnn and onnxruntime.
+"""Milliseconds a frame of the luma networks against ncnn and onnxruntime.
 
-    python -m benchmarks.nsr_speed [--quick] [--json] [--threads N]
+    python -m benchmarks.nsr_speed [--quick] [--json] [--threads N] [--device cpu|gpu]
 
 Rows are named TIER SIZE PEER; the ratio says how many times faster ours is. All run the same
 network. A frame goes from 8-bit memory to 8-bit memory, luma alone, float32 on all sides, runs
 interleaved. The peers' outputs are compared with ours first (one step of 255 at most). Rows
-`... i420` are the whole frame with chroma.
+`... i420` are the whole frame with chroma. With `--device gpu` ours and ncnn run by Vulkan, upload
+and download included.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import common, nsr_export, peers
-from engine.backends.cpu import CpuBackend
+from engine.backends.base import Backend
 from engine.video.frames import FrameFormat
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
@@ -44,7 +45,7 @@ def picture(width: int, height: int) -> Bytes:
 class Ours:
     """A pipeline with its planes."""
 
-    def __init__(self, backend: CpuBackend, model: VideoModel, luma: Bytes, pixel: str) -> None:
+    def __init__(self, backend: Backend, model: VideoModel, luma: Bytes, pixel: str) -> None:
         height, width = luma.shape
         fmt = FrameFormat(width, height, pixel)
         self.pipeline = VideoPipeline(backend, model, fmt)
@@ -74,14 +75,16 @@ def onnxruntime_runner(file: Path, luma: Bytes, threads: int) -> Callable[[], By
     return lambda: np.asarray(session.run(None, feed)[0])[0, 0]
 
 
-def ncnn_runner(file: Path, luma: Bytes, threads: int, folder: Path) -> Callable[[], Bytes]:
+def ncnn_runner(
+    file: Path, luma: Bytes, threads: int, folder: Path, vulkan: bool
+) -> Callable[[], Bytes]:
     """A frame by ncnn: its own conversions from and to 8 bits, float32, packed layouts."""
     import ncnn
 
     param, binary = nsr_export.to_ncnn(file, folder)
     net = ncnn.Net()
     net.opt.num_threads = threads
-    net.opt.use_vulkan_compute = False
+    net.opt.use_vulkan_compute = vulkan
     net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = net.opt.use_bf16_storage = False
     net.load_param(str(param))
     net.load_model(str(binary))
@@ -97,7 +100,7 @@ def ncnn_runner(file: Path, luma: Bytes, threads: int, folder: Path) -> Callable
         # The wheel has no way back to pixels; numpy's costs well under a millisecond.
         out.substract_mean_normalize([-0.5 / 255.0], [255.0])
         values = np.array(out)[0]
-        return np.clip(values, 0, 255, out=values).astype(np.uint8)
+        return np.asarray(np.clip(values, 0, 255, out=values).astype(np.uint8))
 
     return frame
 
@@ -112,23 +115,28 @@ def milliseconds(run: Callable[[], Any], times: int) -> float:
     return statistics.median(found)
 
 
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+
+
 def measure(args: argparse.Namespace) -> list[common.Row]:
     for package in ("onnx", "onnxruntime", "ncnn"):
         peers.wheel(package)
-    backend = CpuBackend(args.threads)
+    gpu = args.device == "gpu"
+    backend = common.backend(args)
     rows: list[common.Row] = []
     repeats, times = (3, 3) if args.quick else (7, 5)
     for tier in ("fast", "balanced"):
         file = nsr_export.shipped(tier)
         model = VideoModel.load(str(file), backend)
-        for width, height in SIZES[: 1 if args.quick else None]:
+        sizes = [*SIZES, (1920, 1080)] if gpu else SIZES
+        for width, height in sizes[: 1 if args.quick else None]:
             luma = picture(width, height)
             gray = Ours(backend, model, luma, "gray")
             with tempfile.TemporaryDirectory() as folder:
-                runners = {
-                    "onnxruntime": onnxruntime_runner(file, luma, args.threads),
-                    "ncnn": ncnn_runner(file, luma, args.threads, Path(folder)),
-                }
+                runners = {"ncnn": ncnn_runner(file, luma, args.threads, Path(folder), gpu)}
+                if not gpu:
+                    runners["onnxruntime"] = onnxruntime_runner(file, luma, args.threads)
                 wanted = gray.frame().astype(int)
                 for peer, run in runners.items():
                     worst = int(np.abs(run().astype(int) - wanted).max())
@@ -161,4 +169,4 @@ def facts() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(common.main(__doc__.splitlines()[0], measure, facts=facts))
+    sys.exit(common.main(__doc__.splitlines()[0], measure, options, facts))
