@@ -314,3 +314,25 @@ def test_large_pictures_pass_in_bounded_pieces() -> None:
     with Image.open(io.BytesIO(b"".join(writer.parts))) as image:
         image.load()
         assert image.size == (1000, 4000)
+
+
+@pytest.mark.parametrize("kind", ["png", "palette", "deep", "jpeg"])
+def test_damaged_bytes_are_decoded_or_refused(kind: str) -> None:
+    out = io.BytesIO()
+    if kind == "deep":
+        out.write(deep_png(rgb().astype(np.uint16) * 257))
+    elif kind == "palette":
+        Image.fromarray(rgb()).quantize(8).save(out, "PNG", transparency=3)
+    else:
+        Image.fromarray(rgb()).save(out, kind, icc_profile=profile())
+    rng = np.random.default_rng(7)
+    refused = 0
+    for _ in range(200):
+        data = bytearray(out.getvalue())
+        for at in rng.integers(0, len(data), int(rng.integers(1, 5))):
+            data[at] = rng.integers(0, 256)
+        try:
+            assert picture_files.decode(bytes(data)).pixels.ndim == 3
+        except InvalidArgument:
+            refused += 1
+    assert refused > 20
