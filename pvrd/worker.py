@@ -117,6 +117,7 @@ class Worker:
         self._slice = FIRST_SLICE_S / 10
         self._ready_at = 0.0
         self._greeted = False
+        self._busy = False
         self._restart = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -207,7 +208,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._end = loop.create_future()
         self._ready_at = 0.0
-        self._greeted = False
+        self._greeted = self._busy = False
         self._process = None
         self.generation += 1
         path = self.config.text(f"workers.{self.kind}_socket")
@@ -294,7 +295,7 @@ class Worker:
         software = self.device is None or bool(self.device.get("software"))
         if not self._greeted:
             return self.config.number("deadlines.hello_s")
-        if any(not loading.future.done() for loading in self.models.values()):
+        if self._busy or any(not loading.future.done() for loading in self.models.values()):
             configured = self.config.number("deadlines.pipeline_s")
             return configured or (SOFTWARE_PIPELINE_S if software else PIPELINE_S)
         configured = self.config.number("deadlines.slice_s")
@@ -339,8 +340,10 @@ class Worker:
         message = received.message
         kind = message["t"]
         now = asyncio.get_running_loop().time()
-        self._measure(now)
+        if not self._busy:
+            self._measure(now)
         self._heard = now
+        self._busy = kind == "busy" and message.get("on") is True  # it makes pipelines
         if kind == "hello":
             self._on_hello(message, received.pid)
         elif kind == "dying":
@@ -360,7 +363,7 @@ class Worker:
                 )
                 loading.future.exception()
             self.changed()
-        elif kind != "pong":
+        elif kind not in ("pong", "busy"):
             for field_name in ("job", "session"):
                 inbox = self._routes.get((field_name, str(message.get(field_name))))
                 if inbox is not None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m pvrd.workers --kind gpu|cpu [--fd N]: the worker program.
 
-The socket is fd N, or the one that systemd passes to a unit with Accept=yes. Exit status: 0 when pvrd closed the
-socket, 1 when the device was lost, 2 for a wrong call, 3 when pvrd does not speak this protocol.
+The socket is fd N, or the one that systemd passes to a unit with Accept=yes. Exit status: 0 when
+pvrd closed the socket, 1 when the device was lost, 2 for a wrong call, 3 when pvrd does not speak
+this protocol.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="pvrd-worker", description="Runs jobs for pvrd on one device; started by pvrd or systemd."
+        prog="pvrd-worker",
+        description="Runs jobs for pvrd on one device; started by pvrd or systemd.",
     )
     parser.add_argument("--kind", choices=("gpu", "cpu"), required=True)
     parser.add_argument("--fd", type=int, help="connected SOCK_SEQPACKET socket (else systemd's)")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults on purpose, for tests: a backend that loses its device, hangs, lies or is slow when told to.
+"""Faults on purpose, for tests: a backend that loses its device, hangs, lies or is slow.
 
-A fault is written KIND:FAULT[:N], e.g. "gpu:device_lost:17": in the worker of that kind, from the N-th submission
-of the process on (from 1, the default). Only the first worker of a kind (generation 1) takes faults, so its
-successor is sound.
+A fault is written KIND:FAULT[:N], e.g. "gpu:device_lost:17": in the worker of that kind, from the
+N-th submission of the process on (from 1, the default). Only the first worker of a kind (generation
+1) takes faults, so its successor is sound.
 
 - `device_lost`  the submission raises DeviceLost
 - `hang`         the submission never returns, as with a driver that is stuck
@@ -44,7 +44,7 @@ class Faults:
 
 
 def parse(specs: str | Iterable[str], kind: str, generation: int) -> Faults:
-    """The faults that concern the worker of this kind and generation; a string has commas between them.
+    """The faults for the worker of this kind and generation; a string has commas between them.
 
     Raises:
         ValueError: a malformed one, whatever worker it is for.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one thread of a worker: it answers pvrd between slices and runs one slice at a time.
 
-That the same thread does both is the point: a driver call that is stuck shows as a pong that does not come.
+That the same thread does both is the point: a driver call that is stuck shows as a pong that does
+not come.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Worker:
         self._pictures: dict[str, PictureTask] = {}
 
     def run(self) -> int:
-        """Serves until the peer is gone (0), the device is lost (EXIT_LOST) or talk fails (EXIT_PROTOCOL)."""
+        """Serves to the end; the exit status: 0 (peer gone), EXIT_LOST or EXIT_PROTOCOL."""
         try:
             backend = self._start()
             if backend is None:
@@ -266,9 +267,7 @@ class Worker:
 
     def _on_picture(self, received: protocol.Received) -> None:
         message = received.message
-        task = PictureTask(
-            self._models, message, received.fd(0), received.fd(1), self.send
-        )
+        task = PictureTask(self._models, message, received.fd(0), received.fd(1), self.send)
         self._pictures[task.job] = task
         self._scheduler.add(task)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that a worker holds: loaded when pvrd says so, given up when pvrd says so and nothing uses them."""
+"""The models that a worker holds: pvrd says which; one that is in use stays until it is not."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +54,21 @@ class Models:
         self._breathe = breathe
         self._loaded: dict[str, Loaded] = {}
 
+    @contextlib.contextmanager
+    def pipelines(self, subject: Mapping[str, str]) -> Iterator[None]:
+        """Tells pvrd that pipelines are being made, which may take longer than a slice."""
+        self._send({"t": "busy", **subject, "on": True})
+        yield
+        self._send({"t": "busy", **subject, "on": False})
+
     def keys(self) -> list[str]:
         """Keys of all that is on the device."""
         return list(self._loaded)
 
     def load(self, message: Mapping[str, Any], fd: int) -> None:
-        """Loads a model, telling the progress and answering pings meanwhile; then says `loaded`. `fd` stays the
-        caller's.
+        """Loads a model, tells the progress, answers pings meanwhile, and says `loaded`.
+
+        `fd` stays the caller's.
 
         Raises:
             BadModel, UnsupportedModel, OutOfMemory

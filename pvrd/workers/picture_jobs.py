@@ -26,7 +26,7 @@ class PictureTask:
     def __init__(
         self, models: Models, message: Mapping[str, Any], source: int, result: int, send: Send
     ) -> None:
-        """Takes `result` over; `source`, which is read with pread and never mapped, stays the caller's.
+        """Both fds stay the caller's; `source` is read with pread and never mapped.
 
         Raises:
             InvalidArgument: no picture, or settings that make no sense.
@@ -63,7 +63,12 @@ class PictureTask:
             InvalidArgument: a damaged picture.
             DeviceLost, OutOfMemory
         """
-        if not self._picture.step():
+        if self._picture.progress[1]:
+            finished = self._picture.step()
+        else:  # one of the first slices makes the pipelines
+            with self._models.pipelines(self.subject()):
+                finished = self._picture.step()
+        if not finished:
             self._progress()
             return True
         self._write()
@@ -104,4 +109,6 @@ class PictureTask:
                     written = os.pwrite(self._result, view, offset)
                     view, offset = view[written:], offset + written
         except OSError as e:
-            raise OutOfMemory(f"The picture of {self._picture.nbytes} bytes has no room: {e.strerror}.") from None
+            raise OutOfMemory(
+                f"The picture of {self._picture.nbytes} bytes has no room: {e.strerror}."
+            ) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between pvrd and a worker: JSON objects over SOCK_SEQPACKET, file descriptors beside them.
+"""Messages between pvrd and a worker: JSON objects over SOCK_SEQPACKET, fds beside them.
 
 Both ends use this module, so it imports neither numpy nor the engine. The list of messages is in
 docs/architecture.md, "The worker protocol".
@@ -36,7 +36,7 @@ class ProtocolError(Exception):
 
 @dataclass
 class Received:
-    """One message. The fds belong to whoever takes it; `close()` closes those not taken with `take()`."""
+    """One message and its fds, which `close()` closes unless somebody took them with `take()`."""
 
     message: dict[str, Any]
     fds: list[int] = field(default_factory=list)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which job gets the next slice: frames with deadlines first, the rest by priority in shares of time."""
+"""Which job gets the next slice: frames with deadlines first, the rest by shares of time."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ class Task(Protocol):
 
 
 class Scheduler:
-    """Stride scheduling over measured slice times: a task of priority p gets a share of weight p + 1.
+    """Stride scheduling over measured slice times: a task of priority p gets a share of weight p +
+    1.
 
-    A task that was not ready does not save up time: when it comes back it starts level with the others.
+    A task that was not ready does not save up time: when it comes back it starts level with the
+    others.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text jobs: the journal is read, the prompt prefilled, the answer sent token by token.
 
-A job belongs to a session. The session keeps its KV state from job to job and runs one job at a time, in the order of
-arrival. A predecessor's job goes on where pvrd's record ends: its ids are replayed, not sent again.
+A job belongs to a session. The session keeps its KV state from job to job and runs one job at a
+time, in the order of arrival. A predecessor's job goes on where pvrd's record ends: its ids are
+replayed, not sent again.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class TextTask:
             ContextFull, InvalidArgument, BadModel, OutOfMemory, DeviceLost
         """
         if self._generation is None:
-            state = self.session.state(self.model, self._context)
+            with self._models.pipelines(self.subject()):
+                state = self.session.state(self.model, self._context)
             self._generation = Generation(state, self._request, self._delivered)
         self._tell(self._generation.step())
         return not self._generation.finished

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video sessions: frames lie in a ring that pvrd made; each is enlarged in place, some tiles a slice."""
+"""Video sessions: frames in a ring that pvrd made, each enlarged in place, some tiles a slice."""
 
 from __future__ import annotations
 
@@ -73,14 +73,16 @@ class VideoTask:
         slots, slot_bytes = int(layout["slots"]), int(layout["slot_bytes"])
         ring = map_ring(fd, slots * slot_bytes)
         config = models.config
-        self._pipeline = VideoPipeline(
-            models.backend,
-            models.video(self._model),
-            fmt,
-            int(message["scale"]),
-            int(message.get("tile") or config.get("tile") or 0),
-            int(message.get("overlap") or config.get("overlap") or 0),
-        )
+        model = models.video(self._model)
+        with models.pipelines(self.subject()):
+            self._pipeline = VideoPipeline(
+                models.backend,
+                model,
+                fmt,
+                int(message["scale"]),
+                int(message.get("tile") or config.get("tile") or 0),
+                int(message.get("overlap") or config.get("overlap") or 0),
+            )
         try:
             planes = planes_of(layout["in"]["planes"], fmt)
             out_planes = planes_of(layout["out"]["planes"], self._pipeline.out_format)
@@ -117,7 +119,8 @@ class VideoTask:
         self._frames.append(Frame(int(message["seq"]), slot, int(message.get("deadline_ns") or 0)))
 
     def step(self) -> bool:
-        """One slice of the oldest frame; says `frame.done` with the last. True: the session goes on.
+        """One slice of the oldest frame; says `frame.done` with the last. True: the session goes
+        on.
 
         Raises:
             DeviceLost, OutOfMemory

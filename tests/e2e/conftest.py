@@ -103,7 +103,7 @@ class Daemon:
 
 
 def until(probe: Callable[[], Any], what: str) -> Any:
-    """What the probe gives, as soon as that is something. The time limit only ends a broken test."""
+    """What the probe gives, as soon as that is something; the limit only ends a broken test."""
     end = time.monotonic() + WAIT_S
     while not (found := probe()):
         assert time.monotonic() < end, f"no sign of {what}"
@@ -135,7 +135,7 @@ def _toml(values: Mapping[str, Any]) -> str:
 def write_tiny(folder: Path) -> None:
     """A tiny random llama, `tiny`, whose two best tokens lie at least 0.3 apart for 120 tokens.
 
-    That is true of PROMPT. So its answers are equal on all devices, as docs/architecture.md promises.
+    That is true of PROMPT. So its answers are equal on all devices.
     """
     path = write_model(folder / "tiny.gguf", "F16", Shape(context=256), seed=20)
     reader = gguf.GGUFReader(path, "r+")

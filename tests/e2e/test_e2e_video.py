@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import signal
@@ -73,7 +74,7 @@ def read(video: VideoSession, slot: int, shapes: list[tuple[int, ...]]) -> list[
 def play(
     client: Client, expected: list[list[np.ndarray]], at: int = -1, action: Any = None
 ) -> list[Done]:
-    """Sends all frames through a session, compares each; `action` happens when frame `at` is done."""
+    """Sends all frames through a session and compares each; `action` follows frame `at`."""
     done: list[Done] = []
     free: list[int] = []
     settings = {"width": WIDTH, "height": HEIGHT, "model": MODEL, "slots": 3}
@@ -144,7 +145,7 @@ def test_each_frame_once_and_in_order(
 
 def picture() -> bytes:
     out = io.BytesIO()
-    rgb = np.stack([samples(p, 48, 8)[:32] for p in (frame(0)[0], frame(1)[0], frame(2)[0])], axis=2)
+    rgb = np.stack([samples(frame(i)[0], 48, 8)[:32] for i in range(3)], axis=2)
     Image.fromarray(np.ascontiguousarray(rgb)).save(out, "png")
     return out.getvalue()
 
@@ -154,8 +155,6 @@ def test_picture_survives_its_worker(daemon: Start) -> None:
     source = os.memfd_create("picture", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(source, picture())
     with running.client() as client:
-        import fcntl
-
         fcntl.fcntl(source, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         progress, result = client.upscale(source, {"model": MODEL})
         info = list(progress)[-1]

@@ -45,7 +45,7 @@ class Peer:
         return received.message
 
     def until(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
-        """All messages up to the first of this kind with these fields, which is the last of the list."""
+        """All messages up to the first of this kind with these fields, itself the last."""
         seen = []
         while True:
             seen.append(self.recv())
@@ -61,7 +61,9 @@ class Peer:
             pass
         return message
 
-    def load(self, path: Path, key: str = "m", kind: str = "text", cache: str = "") -> dict[str, Any]:
+    def load(
+        self, path: Path, key: str = "m", kind: str = "text", cache: str = ""
+    ) -> dict[str, Any]:
         with path.open("rb") as f:
             self.send("load", [f.fileno()], model=key, name="tiny", kind=kind, cache=cache)
         return self.expect("loaded", model=key)
@@ -76,7 +78,9 @@ class Peer:
         **settings: Any,
     ) -> None:
         fd = journal({"kind": "generate", "prompt": prompt, "settings": settings}, ids)
-        self.send("text", [fd], job=job, session=session, model=model, settings={}, delivered=len(ids))
+        self.send(
+            "text", [fd], job=job, session=session, model=model, settings={}, delivered=len(ids)
+        )
         os.close(fd)
 
     def answer(self, job: str) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -74,10 +75,13 @@ def test_stuck_device_shows_as_silence(peer: Start, tiny: Path) -> None:
     worker.expect("text.token", n=1)
     worker.sock.settimeout(0.3)
     try:
-        with pytest.raises(TimeoutError):
-            while True:
+        # What it said before it was stuck may still come.
+        with contextlib.suppress(TimeoutError):
+            while worker.recv():
                 worker.send("ping", n=1)
-                assert worker.recv()["t"] == "pong"
+        worker.send("ping", n=2)
+        with pytest.raises(TimeoutError):
+            worker.recv()
     finally:
         worker.process.kill()
 
@@ -150,9 +154,11 @@ def test_another_hello_is_refused(hello: dict[str, object]) -> None:
 def test_socket_from_systemd() -> None:
     ours, theirs = protocol.pair()
     # What systemd does for Accept=yes: the socket is fd 3, and LISTEN_PID the program's.
-    shell = f'exec 3<&{theirs.fileno()} && LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" -m pvrd.workers --kind cpu'
+    shell = 'exec 3<&"$1" && LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" -m pvrd.workers --kind cpu'
     process = subprocess.Popen(
-        ["/bin/bash", "-c", shell, sys.executable], cwd=ROOT, pass_fds=[theirs.fileno()]
+        ["/bin/bash", "-c", shell, sys.executable, str(theirs.fileno())],
+        cwd=ROOT,
+        pass_fds=[theirs.fileno()],
     )
     theirs.close()
     with ours:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -55,7 +56,7 @@ def test_equal_tasks_take_turns() -> None:
         scheduler.add(Fake(name))
     order = run(scheduler, 10)
     assert Counter(order) == {"a": 5, "b": 5}
-    assert all(x != y for x, y in zip(order, order[1:], strict=False))
+    assert all(x != y for x, y in itertools.pairwise(order))
 
 
 def test_priority_is_a_share_of_time() -> None:

@@ -55,7 +55,9 @@ def test_cut_anywhere_the_answer_goes_on_with_the_next_token(peer: Start, tiny: 
     successor.load(tiny)
     for cut in (1, 9, 23):
         done = ids(whole)[:cut]
-        successor.text(f"c{cut}", PROMPT, done, session=f"s{cut}", max_tokens=24, temperature=0.8, seed=7)
+        successor.text(
+            f"c{cut}", PROMPT, done, session=f"s{cut}", max_tokens=24, temperature=0.8, seed=7
+        )
         rest = successor.answer(f"c{cut}")
         assert rest[0]["n"] == cut
         assert done + ids(rest) == ids(whole)
