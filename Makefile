@@ -71,4 +71,4 @@ uninstall:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' PURGE='$(PURGE)' tools/install/uninstall
 
 clean:
-	rm -rf build demo/out .mypy_cache .ruff_cache .pytest_cache .venv/.pvrd
+	rm -rf build demo .mypy_cache .ruff_cache .pytest_cache .venv/.pvrd

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data plane: models, Graphs, Programs and the backends that run them. Knows nothing of D-Bus."""
+"""The data plane: models, Graphs, Programs and the backends that run them; no D-Bus."""
