@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class PvrError(Exception):
-    """Base of all errors that are the caller's to read. `name` is one of the list in docs/api.md."""
+    """Base of all errors that a caller is to read; `name` is one of the list in docs/api.md."""
 
     name = "Internal"
 
