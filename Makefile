@@ -17,6 +17,8 @@ PURGE ?= 0
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
 BIN := .venv/bin
+# Warnings of the C compiler are errors where CI runs; a user's newer compiler may know more of them.
+WERROR := $(if $(CI),--config-settings=setup-args=-Dwerror=true)
 SOURCES := $(shell find pvrd engine kernels -type f -not -name '*.pyc' -not -path '*/__pycache__/*') \
            meson.build meson_options.txt pyproject.toml README.md
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -43,7 +45,7 @@ packages:
 .venv/.pvrd: .venv/.dependencies $(SOURCES)
 	@echo 'Building pvrd into .venv (kernels in C and SPIR-V, build folder build/).'
 	@$(BIN)/python -m pip install -q --no-build-isolation --no-deps --force-reinstall \
-	  --config-settings=builddir=build .
+	  --config-settings=builddir=build $(WERROR) .
 	@touch $@
 
 demo: packages build

@@ -150,9 +150,11 @@ class ModelStore:
             how = "add one: pvrctl models add FILE"
             raise UnknownModel(f"there is no model for {kind}; {how}")
 
-        def rank(model: Model) -> tuple[bool, bool, str]:
+        def rank(model: Model) -> tuple[bool, bool, int, str]:
+            # Of networks the lightest: what is asked for without a name has to keep up on a small board.
             fits = f"x{scale}" in model.name or kind == "text"
-            return (not fits, model.source != "package", model.name)
+            weight = model.size if kind == "video" else 0
+            return (not fits, model.source != "package", weight, model.name)
 
         return min(of_kind, key=rank)
 
