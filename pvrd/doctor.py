@@ -49,7 +49,7 @@ def diagnose(facts: Facts) -> list[Finding]:
     """All findings in the order of the way from the bus to the chip; the last one says what is
     accelerated."""
     findings = [daemon(facts), *hardware(facts), *drivers(facts), *running(facts)]
-    return [*findings, acceleration(facts, findings)]
+    return [*findings, *notes(facts), acceleration(facts, findings)]
 
 
 def daemon_facts(state: Mapping[str, Any], notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -323,7 +323,9 @@ def running(facts: Facts) -> Iterator[Finding]:
             False,
             "Vulkan offers only a device that computes on the CPU.",
             reason,
-            "Install the driver of the GPU; for tests alone: `[gpu] allow_software = true`.",
+            "Install the driver of the GPU; for tests alone: `[gpu] allow_software = true`."
+            if facts.gpus
+            else "Nothing to mend without a GPU; for tests: `[gpu] allow_software = true`.",
         )
     if code == "busy":
         yield Finding(
@@ -362,6 +364,29 @@ def running(facts: Facts) -> Iterator[Finding]:
             )
         else:
             yield Finding("kernels", True, "No kernel is quarantined.")
+
+
+def notes(facts: Facts) -> Iterator[Finding]:
+    """What the daemon says of itself in GetDiagnostics and no check above has said; all of a topic
+    in one finding."""
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    for note in (facts.daemon or {}).get("notes", ()):
+        if note.get("topic") not in ("daemon", "gpu"):
+            topics.setdefault(str(note.get("topic")), []).append(note)
+    for topic, said in topics.items():
+        bad = [note for note in said if note.get("status") != "ok"]
+        failed = any(note.get("status") == "failed" for note in bad)
+        yield Finding(
+            topic,
+            False if failed else None if bad else True,
+            " ".join(_sentence(str(note.get("message", ""))) for note in bad or said),
+            "",
+            " ".join(_sentence(str(note["remedy"])) for note in bad if note.get("remedy")),
+        )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def _device(facts: Facts, kind: str) -> Mapping[str, Any] | None:

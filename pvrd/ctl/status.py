@@ -61,7 +61,7 @@ def words(record: dict[str, Any]) -> str:
     if record["reason"]:
         lines.append(("Why", record["reason"]))
     for device in record["devices"]:
-        lines.append((str(device.get("kind", "")).upper(), device_words(device)))
+        lines.append((str(device.get("kind", "")).upper(), device_words(device, record["reason"])))
     lines.append(
         (
             "Jobs",
@@ -72,9 +72,10 @@ def words(record: dict[str, Any]) -> str:
     return output.table(lines)
 
 
-def device_words(device: dict[str, Any]) -> str:
-    """A device in a line."""
-    text = str(device.get("name") or device.get("reason") or "none")
+def device_words(device: dict[str, Any], known: str = "") -> str:
+    """A device in a line; a reason that is known already is not said again."""
+    reason = str(device.get("reason") or "")
+    text = str(device.get("name") or (reason if reason != known else "") or "none")
     if device.get("present") and device.get("software") and device.get("kind") == "gpu":
         text += ", a CPU in disguise"
     return f"{text} ({device.get('state', 'unknown')})"

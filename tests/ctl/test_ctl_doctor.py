@@ -325,6 +325,25 @@ def test_a_worker_that_failed(machine: Machine) -> None:
     assert "vkCreateDevice" in found.why
 
 
+def test_what_else_the_daemon_says(machine: Machine) -> None:
+    board(machine, BXS, "BXS-4-64")
+    state = daemon()
+    notes = [
+        ("gpu", "warning", "said above", ""),
+        ("models", "ok", "one", ""),
+        ("models", "ok", "two", ""),
+        ("config", "warning", "unknown key a.b", "remove it"),
+        ("polkit", "failed", "polkit does not answer", "install polkitd"),
+    ]
+    keys = ("topic", "status", "message", "remedy")
+    state["notes"] = [dict(zip(keys, note, strict=True)) for note in notes]
+    found = machine.diagnose(state)
+    assert (found["models"].ok, found["models"].what) == (True, "One. Two.")
+    assert (found["config"].ok, found["config"].mend) == (None, "Remove it.")
+    assert found["polkit"].ok is False
+    assert found["acceleration"].ok
+
+
 def test_a_desktop_gpu(machine: Machine) -> None:
     device = machine.root / "sys/bus/pci/devices/0000:01:00.0"
     machine.file("sys/bus/pci/devices/0000:01:00.0/class", "0x030000\n")
