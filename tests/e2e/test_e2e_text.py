@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from pvrd.client import Client, TextSession
-from tests.e2e.conftest import PROMPT, Daemon, until
+from tests.e2e.conftest import PROMPT, WAIT_S, Daemon, until
 
 pytestmark = pytest.mark.bus
 
@@ -208,3 +209,16 @@ def test_reader_that_goes_away_cancels(daemon: Start) -> None:
 
         until(cancelled, "a cancelled job")
         assert where.count_tokens("abc") > 0
+
+
+def test_stuck_worker_ends_with_the_daemon(daemon: Start) -> None:
+    # A worker in a driver call that never returns does not see the end of its socket.
+    running = daemon({"debug.faults": ["cpu:hang:3"]})
+    with running.client() as client, session(client) as where:
+        pid = os.pidfd_open(running.ready(client, "cpu")["pid"])
+        stream = iter(where.generate(PROMPT, {"max_tokens": 20}))
+        while next(stream).get("n") != 1:
+            pass
+        running.process.kill()
+        assert select.select([pid], [], [], WAIT_S)[0]
+    os.close(pid)
