@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pvrd.errors import Internal, InvalidArgument, PvrdError, ShuttingDown
+from pvrd.errors import NAMES, Internal, InvalidArgument, PvrdError, ShuttingDown, from_name
 from pvrd.y4m import plane_views
 
 if TYPE_CHECKING:
@@ -106,10 +107,9 @@ class VideoSession:
         try:
             self._socket.send(message)
         except OSError:
-            # Why it ended lies unread in the socket.
-            while self.receive() is not None:
-                pass
-            raise Internal("The daemon closed the session.") from None
+            # Why it ended lies unread in the socket: receive() raises it.
+            while True:
+                self.receive()
         self.credits -= 1
 
     def receive(self) -> Done | None:
@@ -118,10 +118,13 @@ class VideoSession:
         Raises:
             PvrdError: the session failed, or the daemon died.
         """
-        try:
-            data = self._socket.recv(MESSAGE.size)
-        except ConnectionResetError:
-            data = b""
+        data = b""
+        for _ in range(2):
+            # A reset is told once, before what the daemon said last: it closed with messages of
+            # ours unread, its own are still to be read.
+            with contextlib.suppress(ConnectionResetError):
+                data = self._socket.recv(MESSAGE.size)
+                break
         if len(data) != MESSAGE.size:
             raise Internal("The daemon ended before the work was done.")
         (
@@ -166,6 +169,9 @@ class VideoSession:
                 reason = str(self.session.properties().get("Error", ""))
             except PvrdError:
                 reason = ""
+            name, _, sentence = reason.partition(": ")
+            if name in NAMES:
+                return from_name(name, sentence)
             return Internal(reason or "The session failed in the daemon.")
         return InvalidArgument(
             f"The daemon refused a message of the slot socket (number {status})."

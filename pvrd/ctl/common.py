@@ -30,9 +30,8 @@ def client(args: argparse.Namespace) -> Iterator[Client]:
         with Client(args.bus) as connection:
             yield connection
     except PvrdError as error:
-        raise errors.CtlError(
-            output.plain(str(error)), errors.code_of(error.name), error.name
-        ) from error
+        sentence = output.sentence(str(error))
+        raise errors.CtlError(sentence, errors.code_of(error.name), error.name) from error
 
 
 def global_options() -> argparse.ArgumentParser:

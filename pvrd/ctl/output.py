@@ -62,6 +62,12 @@ def plain(text: str) -> str:
     return "".join(char if char in "\n\t" or not _control(char) else "?" for char in text)
 
 
+def sentence(text: str) -> str:
+    """A message of the daemon in one line, with a capital and a full stop."""
+    line = plain(" ".join(text.split()))
+    return f"{line[:1].upper()}{line[1:]}" + ("" if line.endswith((".", "!", "?")) else ".")
+
+
 def _control(char: str) -> bool:
     return ord(char) < 32 or 127 <= ord(char) < 160
 

@@ -95,7 +95,7 @@ class Fake:
                 "Devices": V("aa{sv}", [{k: variant(v) for k, v in d.items()} for d in DEVICES]),
             }
         else:
-            found = {"Ready": V("b", True), "Error": V("s", "The model fell over.")}
+            found = {"Ready": V("b", True), "Error": V("s", "BadModel: it fell over")}
             found["Restarts"] = V("u", 1)
         self.bus.reply(call, "a{sv}", [found])
 
@@ -284,7 +284,7 @@ class Fake:
                 count += 1
                 if self.model == "dies":
                     os._exit(9)
-                if self.model == "late-Internal":
+                if self.model == "late":
                     await send(ERROR, 0, 0, 5)
                     break
                 if self.model == "endless":

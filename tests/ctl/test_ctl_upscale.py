@@ -172,8 +172,8 @@ def test_refusals(fake, tmp_path: Path) -> None:
     source.write_bytes(clip(HEADERS[0], 1))
     refused = fake.run("upscale", "--model", "QuotaExceeded", str(source), str(tmp_path / "o"))
     assert refused.failed(4) == "The fake says QuotaExceeded."
-    failed = fake.run("upscale", "--model", "late-Internal", str(source), str(tmp_path / "o"))
-    assert failed.failed(1) == "The model fell over."
+    failed = fake.run("upscale", "--model", "late", str(source), str(tmp_path / "o"))
+    assert failed.failed(5) == "It fell over."
     assert os.listdir(tmp_path) == ["in.y4m"]
 
 
