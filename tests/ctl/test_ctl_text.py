@@ -168,3 +168,27 @@ def test_ctrl_c_ends_a_chat_that_is_no_terminal(fake) -> None:
         fake.expect("cancel")
         process.communicate(timeout=60)
     assert process.returncode == 130
+
+
+def read_until(fd: int, wanted: bytes) -> bytes:
+    """What a terminal shows, up to and with `wanted`."""
+    shown = b""
+    while wanted not in shown:
+        shown += os.read(fd, 1024)
+    return shown
+
+
+def test_ctrl_c_on_a_terminal_drops_the_answer_and_the_talk_goes_on(fake) -> None:
+    ours, theirs = os.openpty()
+    options = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    with fake.start("chat", "--model", "endless", **options) as process:
+        os.close(theirs)
+        read_until(ours, b"> ")
+        os.write(ours, b"hello\n")
+        read_until(ours, b"hello hello ")
+        process.send_signal(signal.SIGINT)
+        fake.expect("cancel")
+        read_until(ours, b"> ")
+        os.write(ours, b"/exit\n")
+        assert process.wait(60) == 0
+    os.close(ours)
