@@ -151,7 +151,7 @@ class ModelStore:
             raise UnknownModel(f"there is no model for {kind}; {how}")
 
         def rank(model: Model) -> tuple[bool, bool, int, str]:
-            # Of networks the lightest: what is asked for without a name has to keep up on a small board.
+            # Of networks the lightest: without a name it has to keep up on a small board.
             fits = f"x{scale}" in model.name or kind == "text"
             weight = model.size if kind == "video" else 0
             return (not fits, model.source != "package", weight, model.name)

@@ -181,7 +181,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     for name in ("CONFIG", "STATE", "CACHE", "DATA"):
         env[f"XDG_{name}_HOME"] = str(folder / name.lower())
     env["XDG_DATA_DIRS"] = str(folder / "none")
-    env.update(PYTHONPATH=str(ROOT), **more)
+    env.update(PYTHONPATH=str(ROOT), PYTHONWARNINGS="error", **more)
     return env
 
 
@@ -242,6 +242,7 @@ def start(
     for daemon in started:
         daemon.stop()
         assert "Traceback" not in daemon.text()
+        assert "Warning" not in daemon.text(), daemon.text()
         assert "fault of its own" not in daemon.text(), daemon.text()
         assert "a task failed" not in daemon.text(), daemon.text()
 

@@ -11,6 +11,7 @@ before token N, once), `nonsense:N` (a datagram that is no JSON, once), `wide` (
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
@@ -18,7 +19,6 @@ import re
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -215,15 +215,13 @@ def main() -> None:
     parser.add_argument("--slow-load", type=float, default=0.0)
     parser.add_argument("--dumb", action="store_true", help="never says hello")
     args = parser.parse_args()
-    sock = socket.socket(fileno=args.fd)
-    if args.dumb and args.kind == "gpu":
-        while sock.recv(1):
-            pass
-        return
-    try:
-        Fake(sock, args.kind, args.absent, args.slow_load).run()
-    except (Gone, BrokenPipeError, ConnectionResetError):
-        sys.exit(0)
+    with socket.socket(fileno=args.fd) as sock:
+        if args.dumb and args.kind == "gpu":
+            while sock.recv(1):
+                pass
+            return
+        with contextlib.suppress(Gone, BrokenPipeError, ConnectionResetError):
+            Fake(sock, args.kind, args.absent, args.slow_load).run()
 
 
 if __name__ == "__main__":
