@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of Set5 through `pvrctl upscale` as I420 frames: as good as promised, alike on both devices."""
+"""Set5 through `pvrctl upscale` as I420 frames: as good as promised, alike on both devices."""
 
 from __future__ import annotations
 
