@@ -22,7 +22,7 @@ State = Literal["ok", "refused", "aborted", "hung"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a pipeline. `statistics` has the driver's own names, `detail` its last words."""
+    """What became of a pipeline. `statistics` has the driver's names, `detail` its last words."""
 
     state: State
     statistics: Mapping[str, int] = field(default_factory=dict)

@@ -54,6 +54,12 @@ def features(queried: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(have)
 
 
+def limits_of(made: Mapping[str, Any]) -> Limits:
+    """The limits in a profile."""
+    sizes: dict[str, Any] = dict(made["limits"])
+    return Limits(**{k: tuple(v) if isinstance(v, list) else v for k, v in sizes.items()})
+
+
 def make(core: str, queried: Mapping[str, Any]) -> dict[str, Any]:
     """The profile of a core from the answer of `probe info`."""
     return {

@@ -167,8 +167,7 @@ def missing(root: Path) -> list[str]:
         seen.add(name)
         file = root / LIB / name
         if file.exists():
-            read = ["aarch64-linux-gnu-readelf", "-d", file]
-            todo += needed(_run(read, "reading a library's needs"))
+            todo += needed(_run(["aarch64-linux-gnu-readelf", "-d", str(file)], "readelf"))
         elif not name.startswith("ld-linux"):
             lost.append(name)
     return sorted(lost)
@@ -219,8 +218,8 @@ def _compile(root: Path) -> None:
     cc = ["aarch64-linux-gnu-gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
     cc += ["-isystem", str(root / "usr/include")]
     out = root / "pvrd"
-    stub = ["-shared", "-fPIC", HERE / "drm_stub.c", "-o", out / "drm_stub.so"]
-    _run([*cc, *stub], "compiling drm_stub.c")
+    shared = [*cc, "-shared", "-fPIC"]
+    _run([*shared, HERE / "drm_stub.c", "-o", out / "drm_stub.so"], "compiling drm_stub.c")
     _run([*cc, HERE / "probe.c", "-o", out / "probe"], "compiling probe.c")
 
 
