@@ -75,6 +75,7 @@ OPTIONS = {
 }
 _GONE = ("ServiceUnknown", "NameHasNoOwner", "NoServer", "Disconnected", "BadAddress", "Spawn")
 _LONGEST_LINE = 1 << 16
+_ABANDON_S = 0.2  # for a call that was broken off to let go of what it holds
 _T = TypeVar("_T")
 
 
@@ -169,11 +170,22 @@ class Client:
             return self._loop.run_until_complete(task)
         except BusError as error:
             raise translate(error) from error
-        except BaseException:
-            task.cancel()
-            with contextlib.suppress(BaseException):
-                self._loop.run_until_complete(task)
+        except Exception:
             raise
+        except BaseException:
+            # Ctrl-C breaks the loop off anywhere: what was to wake the task may be lost, and half a
+            # message read. The connection ends, and its sessions with it in the daemon.
+            self._abandon(task)
+            raise
+
+    def _abandon(self, task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        last = asyncio.wait({task}, timeout=_ABANDON_S)
+        with contextlib.suppress(BaseException):
+            self._loop.run_until_complete(last)
+        last.close()
+        self._loop.set_exception_handler(lambda _loop, _context: None)
+        self.close()
 
     def _connect(self, bus: str | None) -> None:
         sentences = []

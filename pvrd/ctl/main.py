@@ -123,10 +123,13 @@ def _discard_output() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs pvrctl and returns its exit code; the one boundary for errors, no traceback leaves."""
-    signal.signal(signal.SIGTERM, _terminated)
     _standard_streams()
     arguments = sys.argv[1:] if argv is None else argv
+    before = signal.getsignal(signal.SIGINT)
     try:
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminated)
         args = parse(arguments)
         code = int(args.run(args))
         sys.stdout.flush()
@@ -151,6 +154,8 @@ def main(argv: list[str] | None = None) -> int:
             errors.FAILED,
             "Internal",
         )
+    finally:
+        signal.signal(signal.SIGINT, before)  # once more: nothing is left to be undone
     return _say(failure, "--json" in arguments)
 
 
