@@ -2,6 +2,7 @@
 # make demo          shows what pvrd does         make install     puts it on this system
 # make check         tests it                     make uninstall   takes it away again
 # make check-long    the tests that take long     make clean       removes what was built
+# make powervr       the kernels through the real PowerVR compiler (docs/powervr.md)
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -74,3 +75,9 @@ uninstall:
 
 clean:
 	rm -rf build demo .mypy_cache .ruff_cache .pytest_cache .venv/.pvrd
+
+.PHONY: powervr
+# KEEP=1 writes docs/powervr.md and the profiles, UPDATE=1 fetches the driver anew.
+powervr: build
+	@tools/install/packages powervr
+	@$(BIN)/python -m tools.powervr $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(UPDATE)),--update)

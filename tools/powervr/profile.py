@@ -56,8 +56,10 @@ def features(queried: Mapping[str, Any]) -> frozenset[str]:
 
 def limits_of(made: Mapping[str, Any]) -> Limits:
     """The limits in a profile."""
-    sizes: dict[str, Any] = dict(made["limits"])
-    return Limits(**{k: tuple(v) if isinstance(v, list) else v for k, v in sizes.items()})
+    sizes: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in made["limits"].items()
+    }
+    return Limits(**sizes)
 
 
 def make(core: str, queried: Mapping[str, Any]) -> dict[str, Any]:
