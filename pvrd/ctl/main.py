@@ -136,6 +136,14 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return errors.INTERRUPTED
+    except SystemExit as done:
+        # argparse: a help text, or an error that it has told.
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
+            return errors.FAILED
+        return int(done.code or 0)
     except BrokenPipeError:
         # Nobody reads any more: nothing to say, and nobody to say it to.
         _discard_output()

@@ -260,3 +260,11 @@ def test_completion_and_manual_know_every_option(
         assert not {option for option in options if option not in script}
     known = set(re.findall(r"--[a-z][a-z0-9-]*", manual)) | {"--help", "--verbose"}
     assert options <= known
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_help_into_a_closed_standard_output_fails_quietly(option: str) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "pvrd.ctl.main", option]
+    done = subprocess.run(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (1, b"")

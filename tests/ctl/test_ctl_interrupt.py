@@ -38,13 +38,15 @@ def test_ctrl_c_while_the_bus_is_silent(tmp_path: Path) -> None:
         listening.listen()
         env = {**os.environ, "PVRD_BUS": f"unix:path={tmp_path}/bus"}
         command = [sys.executable, "-m", "pvrd.ctl.main", "status"]
-        with subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
-            with listening.accept()[0] as bus:
-                bus.recv(1)
-                process.send_signal(signal.SIGINT)
-                assert process.communicate(timeout=60) == (b"", b"")
+        with (
+            subprocess.Popen(
+                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as process,
+            listening.accept()[0] as bus,
+        ):
+            bus.recv(1)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60) == (b"", b"")
     assert process.returncode == 130
 
 
