@@ -58,7 +58,8 @@ class Contract:
     """An operation.
 
     `groups(push, variant)` gives the dispatch size for a dict of push constants plus the key
-    `tokens` (the most tokens that the recorded call has to serve). `reference(params, buffers,
+    `tokens` (the most tokens that the recorded call has to serve) and, where a device's own are
+    known, `most` (groups that each axis takes; 65535 without it). `reference(params, buffers,
     push)` is the numpy form: it gets the 16 parameter words (uint32), the bindings by name and the
     push constants by name, and writes its outputs in place. A binding comes as a flat, contiguous
     array of bytes or of any number type and may be longer than needed; the reference takes a view

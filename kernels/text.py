@@ -33,13 +33,20 @@ def format_variants(workgroup: int, shared: int = 0) -> tuple[Variant, ...]:
     )
 
 
-def spread(n: int) -> tuple[int, int]:
-    """n groups over two axes; a shader's group number is y * gl_NumWorkGroups.x + x, and may be n
-    or more."""
-    return (n, 1) if n <= MAX_GROUPS else (MAX_GROUPS, -(-n // MAX_GROUPS))
+def most_groups(push: Push) -> Groups:
+    """Groups that each axis takes on the device, as `Contract.groups` is told."""
+    most: Groups = push.get("most", (MAX_GROUPS, MAX_GROUPS, MAX_GROUPS))
+    return most
 
 
-def rows_and_tokens(n: int, workgroup: int, tokens: int) -> Groups:
-    """A workgroup for each `workgroup` of n elements, on the x axis, and each token, on the y
-    axis."""
-    return (-(-n // workgroup), tokens, 1)
+def spread(n: int, most: int) -> tuple[int, int]:
+    """n groups over two axes, at most `most` on the first. A shader's group number is second *
+    gl_NumWorkGroups.first + first, and may be n or more."""
+    second = max(1, -(-n // most))
+    return -(-n // second), second
+
+
+def rows_and_tokens(n: int, workgroup: int, push: Push) -> Groups:
+    """A workgroup for each `workgroup` of n elements, on the x axis, and each token, on the axes y
+    and z (pvr_token_group() in pvr.glsl)."""
+    return (-(-n // workgroup), *spread(push["tokens"], most_groups(push)[1]))

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from kernels.attention_decode.op import MAX_DIM, attend
 from kernels.contract import N_TOKENS, POS0, Bind, Contract, Groups, Variant
-from kernels.text import Buffers, Push
+from kernels.text import Buffers, Push, most_groups, spread
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return (push["heads"], push["tokens"], 1)
+    return (push["heads"], *spread(push["tokens"], most_groups(push)[1]))
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:

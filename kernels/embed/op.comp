@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An invocation unpacks four neighbours of a row. Grid: k / 4 over x, tokens over y.
+// An invocation unpacks four neighbours of a row. Grid: k / 4 over x, tokens over y and z.
 #version 450
 #include "pvr.glsl"
 #define WEIGHTS_BINDING 2
@@ -11,7 +11,7 @@ layout(std430, set = 0, binding = 3) writeonly buffer Out { vec4 result[]; };
 
 void main() {
     uint quad = gl_GlobalInvocationID.x;
-    uint token = gl_WorkGroupID.y;
+    uint token = pvr_token_group();
     if (token >= pvr_n_tokens() || quad >= push.k >> 2)
         return;
     uint row = ids[token] - push.row0;  // wraps below row0, and is then beyond rows

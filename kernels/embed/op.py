@@ -17,7 +17,7 @@ from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, rows_and_
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return rows_and_tokens(push["k"] // 4, variant.workgroup[0], push["tokens"])
+    return rows_and_tokens(push["k"] // 4, variant.workgroup[0], push)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:

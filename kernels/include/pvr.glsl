@@ -20,6 +20,9 @@ uint pvr_pos0() { return pvr_params.words[0].y; }      // position of the first 
 uint pvr_last_row() { return pvr_params.words[0].z; }  // the row whose logits are wanted
 uint pvr_param(uint i) { return pvr_params.words[i >> 2][i & 3u]; }  // any word, 0..15
 
+// Groups that stand for tokens lie on the axes y and z: one axis may be too short for them.
+uint pvr_token_group() { return gl_WorkGroupID.z * gl_NumWorkGroups.y + gl_WorkGroupID.y; }
+
 // Weight formats as push constants carry them (kernels.contract.FORMATS, enum pvr_format).
 const uint PVR_F16 = 0u;
 const uint PVR_Q8 = 1u;

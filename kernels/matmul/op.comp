@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An invocation takes four rows and four tokens: a weight is unpacked once for all of these tokens,
 // and what is loaded of x serves four rows. Sums are separate variables, since an array that a
-// driver does not unroll would lie in memory. Grid: n / 4 over x (and z), tokens / 4 over y.
+// driver does not unroll would lie in memory. Grid: n / 4 over x, tokens / 4 over y and z.
 #version 450
 #include "pvr.glsl"
 #define WEIGHTS_BINDING 1
@@ -36,9 +36,8 @@ void store(uint row, uint token, vec4 sum) {
 }
 
 void main() {
-    uint group = gl_WorkGroupID.z * gl_NumWorkGroups.x + gl_WorkGroupID.x;
-    uint quad = group * PVR_WG_X + gl_LocalInvocationID.x;
-    uint token = gl_WorkGroupID.y * 4u;
+    uint quad = gl_GlobalInvocationID.x;
+    uint token = pvr_token_group() * 4u;
     if (quad * 4u >= push.n || token >= pvr_n_tokens())
         return;
     uint last = pvr_n_tokens() - 1u;  // tokens past it are read as it and not stored

@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from kernels import weights
 from kernels.contract import N_TOKENS, Bind, Contract, Groups, Variant, ceil_div
-from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, spread, view
+from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, most_groups, spread, view
 
 ROWS, TOKENS = 4, 4  # of an invocation of the GLSL
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    x, z = spread(ceil_div(push["n"], ROWS * variant.workgroup[0]))
-    return (x, ceil_div(push["tokens"], TOKENS), z)
+    tokens = spread(ceil_div(push["tokens"], TOKENS), most_groups(push)[1])
+    return (ceil_div(push["n"], ROWS * variant.workgroup[0]), *tokens)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:

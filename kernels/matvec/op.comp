@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A workgroup takes a tile of 16 rows: an invocation four rows (so that what it loads of x serves
 // four times) and every eighth block along k; the eight parts are added in shared memory.
-// Grid: n / 16 over x, and over y where x would pass 65535 groups.
+// Grid: n / 16 over x and y.
 #version 450
 #include "pvr.glsl"
 #define WEIGHTS_BINDING 1

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from kernels import weights
 from kernels.contract import Bind, Contract, Groups, Variant, ceil_div
-from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, spread, view
+from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, most_groups, spread, view
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return (*spread(ceil_div(push["n"], weights.ROWS)), 1)
+    return (*spread(ceil_div(push["n"], weights.ROWS), most_groups(push)[0]), 1)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:

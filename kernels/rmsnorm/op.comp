@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A workgroup takes a token. Grid: tokens over x (1 with `last`).
+// A workgroup takes a token. Grid: tokens over x and y (1 with `last`).
 #version 450
 #include "pvr.glsl"
 
@@ -12,7 +12,7 @@ shared float sums[PVR_WG_X];
 
 void main() {
     uint lane = gl_LocalInvocationID.x;
-    uint row = gl_WorkGroupID.x;
+    uint row = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
     uint from = push.last != 0u ? pvr_last_row() : row;
     if (push.last == 0u && row >= pvr_n_tokens())
         return;

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.contract import LAST_ROW, N_TOKENS, Bind, Contract, Groups, Variant
-from kernels.text import Buffers, Push, view
+from kernels.text import Buffers, Push, most_groups, spread, view
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return (1 if push["last"] else push["tokens"], 1, 1)
+    return (*spread(1 if push["last"] else push["tokens"], most_groups(push)[0]), 1)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An invocation takes two pairs of neighbours of a head: those that it rotates together, so that it
-// owns whole words of the caches. Grid: (heads + 2 kv_heads) dim / 4 over x, tokens over y.
+// owns whole words of the caches. Grid: (heads + 2 kv_heads) dim / 4 over x, tokens over y and z.
 #version 450
 #include "pvr.glsl"
 
@@ -15,7 +15,7 @@ layout(std430, set = 0, binding = 4) writeonly buffer Values { uint values[]; };
 vec2 turn(float a, float b, vec2 cs) { return vec2(a * cs.x - b * cs.y, a * cs.y + b * cs.x); }
 
 void main() {
-    uint token = gl_WorkGroupID.y;
+    uint token = pvr_token_group();
     uint width = push.heads + 2u * push.kv_heads;
     uint quads = push.dim >> 2;
     uint head = gl_GlobalInvocationID.x / quads;

@@ -19,7 +19,7 @@ from kernels.text import Buffers, Push, rows_and_tokens, view
 
 def groups(push: Push, variant: Variant) -> Groups:
     heads = push["heads"] + 2 * push["kv_heads"]
-    return rows_and_tokens(heads * push["dim"] // 4, variant.workgroup[0], push["tokens"])
+    return rows_and_tokens(heads * push["dim"] // 4, variant.workgroup[0], push)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An invocation takes four neighbours. Grid: f / 4 over x, tokens over y.
+// An invocation takes four neighbours. Grid: f / 4 over x, tokens over y and z.
 #version 450
 #include "pvr.glsl"
 
@@ -9,7 +9,7 @@ layout(std430, set = 0, binding = 2) writeonly buffer H { vec4 h[]; };
 
 void main() {
     uint i = gl_GlobalInvocationID.x;
-    uint token = gl_WorkGroupID.y;
+    uint token = pvr_token_group();
     uint width = push.f >> 2;
     if (token >= pvr_n_tokens() || i >= width)
         return;

@@ -12,7 +12,7 @@ from kernels.text import Buffers, Push, rows_and_tokens, view
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return rows_and_tokens(push["f"] // 4, variant.workgroup[0], push["tokens"])
+    return rows_and_tokens(push["f"] // 4, variant.workgroup[0], push)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
