@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.backends.base import DeviceInfo
+from engine.backends.gate import variant_misfit
 from engine.errors import BadModel, OutOfMemory
 from engine.graph import Graph, Node, Weight
 from engine.program import Binding, Buffer, Call, Program
@@ -33,18 +34,6 @@ def allow_all(op: str, variant: str) -> bool:
     return True
 
 
-def fits(variant: Variant, device: DeviceInfo) -> bool:
-    """Whether a device can run a variant."""
-    limits = device.limits
-    x, y, z = variant.workgroup
-    return (
-        variant.needs <= device.features
-        and x * y * z <= limits.max_workgroup_invocations
-        and all(a <= b for a, b in zip(variant.workgroup, limits.max_workgroup_size, strict=True))
-        and variant.shared <= limits.max_shared_bytes
-    )
-
-
 def choose(contract: Contract, device: DeviceInfo, fmt: str | None, allow: Allow) -> Variant:
     """The variant for a device: the first that is not baseline and fits, else the first baseline
     one.
@@ -59,7 +48,7 @@ def choose(contract: Contract, device: DeviceInfo, fmt: str | None, allow: Allow
         v
         for v in contract.variants
         if (fmt is None or v.name == fmt or v.name.startswith(f"{fmt}_"))
-        and fits(v, device)
+        and not variant_misfit(contract, v, device.limits, device.features)
         and allow(contract.name, v.name)
     ]
     for v in sorted(candidates, key=lambda v: v.baseline):
@@ -156,10 +145,9 @@ class _Lowering:
         sequences = [only] if only else ["head"] if self._in_head else ["decode", "prefill"]
         for sequence in sequences:
             tokens = self._chunk if sequence == "prefill" else 1
-            groups = contract.groups({**push, "tokens": tokens}, variant)
-            if any(
-                g > m for g, m in zip(groups, self._device.limits.max_workgroup_count, strict=True)
-            ):
+            most = self._device.limits.max_workgroup_count
+            groups = contract.groups({**push, "tokens": tokens, "most": most}, variant)
+            if any(g > m for g, m in zip(groups, most, strict=True)):
                 raise OutOfMemory(f"The operation {op} needs more workgroups than the device has.")
             self._calls[sequence].append(Call(op, variant.name, tuple(bindings), data, groups))
 

@@ -1,49 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU is taken and why not the others; what a device must have for a SPIR-V. No driver call
-in here.
-"""
+"""Which GPU is taken and why not the others, and which of its memory. No driver call in here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from engine.backends.base import DeviceInfo, Limits
+from engine.backends.base import DeviceInfo
 from engine.errors import PvrError
 
 MIN_API = (1, 2)
 # In this order a device is preferred; the names are those of VkPhysicalDeviceType.
 _PREFERENCE = ("discrete", "integrated", "virtual", "other", "cpu")
-
-# SPIR-V capability -> feature of DeviceInfo that has to be there ("" none).
-_CAPABILITY_FEATURE = {
-    "Matrix": "",
-    "Shader": "",
-    "Float16": "fp16",
-    "Float64": "fp64",
-    "Int8": "int8",
-    "Int16": "int16",
-    "Int64": "int64",
-    "StorageBuffer8BitAccess": "storage8",
-    "StorageBuffer16BitAccess": "storage16",
-    "VulkanMemoryModel": "memory_model",
-    "GroupNonUniform": "subgroup_basic",
-    "GroupNonUniformVote": "subgroup_vote",
-    "GroupNonUniformArithmetic": "subgroup_arithmetic",
-    "GroupNonUniformBallot": "subgroup_ballot",
-    "GroupNonUniformShuffle": "subgroup_shuffle",
-    "GroupNonUniformShuffleRelative": "subgroup_shuffle_relative",
-    "GroupNonUniformClustered": "subgroup_clustered",
-    "GroupNonUniformQuad": "subgroup_quad",
-}
-_KNOWN_EXTENSIONS = {
-    "SPV_KHR_storage_buffer_storage_class",
-    "SPV_KHR_8bit_storage",
-    "SPV_KHR_16bit_storage",
-}
 
 # VkSubgroupFeatureFlagBits, bit 0 up.
 SUBGROUP_FEATURES = (
@@ -148,36 +118,6 @@ def why_none(verdicts: Sequence[Verdict], dri: Path = Path("/dev/dri")) -> NoDev
     if not nodes:
         return NoDevice("no_render_node", f"there is no render node in {dri}")
     return NoDevice("no_icd", f"no Vulkan driver (ICD) takes {', '.join(map(str, nodes))}")
-
-
-def misfit(entry: Mapping[str, Any], limits: Limits, features: frozenset[str]) -> str:
-    """Why a compiled variant (an entry of kernels.manifest()) must not be handed to a driver; ""
-    when it may.
-
-    Some drivers never return from compiling what they cannot do, so nothing is left to them.
-    """
-    for capability in entry["capabilities"]:
-        feature = _CAPABILITY_FEATURE.get(capability)
-        if feature is None:
-            return f"it needs the SPIR-V capability {capability}, which is not known here"
-        if feature and feature not in features:
-            return f"it needs {feature}"
-    if unknown := sorted(set(entry["extensions"]) - _KNOWN_EXTENSIONS):
-        return f"it needs the SPIR-V extension {unknown[0]}"
-    if lacking := sorted(set(entry["needs"]) - features):
-        return f"it needs {', '.join(lacking)}"
-    x, y, z = entry["workgroup"]
-    if x * y * z > limits.max_workgroup_invocations:
-        return f"{x * y * z} invocations a workgroup, {limits.max_workgroup_invocations} allowed"
-    if any(a > b for a, b in zip((x, y, z), limits.max_workgroup_size, strict=True)):
-        return f"a workgroup of {x}x{y}x{z}, {limits.max_workgroup_size} allowed"
-    if entry["shared_bytes"] > limits.max_shared_bytes:
-        return f"{entry['shared_bytes']} bytes shared, {limits.max_shared_bytes} allowed"
-    if entry["bindings"] > limits.max_storage_buffers:
-        return f"{entry['bindings']} storage buffers, {limits.max_storage_buffers} allowed"
-    if entry["push_bytes"] > limits.max_push_bytes:
-        return f"{entry['push_bytes']} bytes of push constants, {limits.max_push_bytes} allowed"
-    return ""
 
 
 @dataclass(frozen=True)

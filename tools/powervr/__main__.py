@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
-from engine.backends.devices import misfit
+from engine.backends.gate import misfit
 from tools.powervr import probe, profile, sysroot, table
 
 DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "powervr.md"

@@ -10,7 +10,7 @@ out as KeyError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -173,9 +173,11 @@ def _compute_family(pd: Any) -> int | None:
     return None
 
 
-def _features(pd: Any) -> tuple[set[str], tuple[Any, ...]]:
-    """Our names of the features that are there, and structs that enable just those: the first heads
-    the chain.
+def _features(
+    pd: Any, allowed: Collection[str] | None = None
+) -> tuple[set[str], tuple[Any, ...]]:
+    """Our names of the features that are there (of those that are `allowed`, if given), and structs
+    that enable just those: the first heads the chain.
     """
     v12 = vk.VkPhysicalDeviceVulkan12Features()
     v11 = vk.VkPhysicalDeviceVulkan11Features(pNext=v12)
@@ -185,7 +187,11 @@ def _features(pd: Any) -> tuple[set[str], tuple[Any, ...]]:
     on: list[dict[str, int]] = []
     known = ((core.features, _FEATURES_CORE), (v11, _FEATURES_11), (v12, _FEATURES_12))
     for struct, names in known:
-        there = [field for field in names if getattr(struct, field)]
+        there = [
+            field
+            for field, name in names.items()
+            if getattr(struct, field) and (allowed is None or name in allowed)
+        ]
         have |= {names[field] for field in there}
         on.append(dict.fromkeys(there, 1))
     on12 = vk.VkPhysicalDeviceVulkan12Features(**on[2])
@@ -270,7 +276,7 @@ class Device:
                     queueFamilyIndex=family, queueCount=1, pQueuePriorities=[1.0]
                 )
             ]
-            _, chain = _features(pd)
+            _, chain = _features(pd, info.features)
             create = vk.VkDeviceCreateInfo(pNext=chain[0], pQueueCreateInfos=queues)
             dev = _call("vkCreateDevice", vk.vkCreateDevice, pd, create, None)
             stack.callback(vk.vkDestroyDevice, dev, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 import kernels
-from engine.backends import selftest
+from engine.backends import profiles, selftest
 from engine.backends.base import Array, RunStats
 from engine.backends.cpu import as_bytes
-from engine.backends.devices import MemoryType, Verdict, judge, misfit, plan_memory, why_none
+from engine.backends.devices import MemoryType, Verdict, judge, plan_memory, why_none
+from engine.backends.gate import Range, call_misfit, misfit
 from engine.backends.vulkan import api
 from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.program import Binding, Buffer, Call, Program
 
 _STAGING = 16 << 20
-Range = tuple[str, int, int]  # buffer, first byte, end
 
 
 def list_devices(allow_software: bool = False, want: str = "") -> list[Verdict]:
@@ -90,6 +90,8 @@ class VulkanExecutable:
         self._backend = backend
         self._weights = weights  # recordings point into them
         self._submissions: dict[tuple[str, ...], Any] = {}
+        self._dispatches: dict[str, list[api.Dispatch]] = {}
+        self._singles: dict[str, list[Any]] = {}
         self._closed = False
         with ExitStack() as stack:
             self._buffers = self._allocate(stack)
@@ -123,7 +125,7 @@ class VulkanExecutable:
         for calls in self.program.sequences.values():
             for call in calls:
                 pipe = backend.pipeline(call.op, call.variant)
-                self._fit(call, pipe)
+                self._fit(call)
                 key = (pipe.layout.count, call.bindings)
                 if key not in index:
                     index[key] = len(wanted)
@@ -148,6 +150,7 @@ class VulkanExecutable:
                     )
                 )
             device.record(cmd, dispatches)
+            self._dispatches[name] = dispatches
         return dict(zip(names, commands, strict=True))
 
     def _ranges(self, call: Call) -> list[Range]:
@@ -157,26 +160,13 @@ class VulkanExecutable:
             out.append((b.buffer, b.offset, end))
         return out
 
-    def _fit(self, call: Call, pipe: _Pipeline) -> None:
+    def _fit(self, call: Call) -> None:
         """Holds a call against the device's limits and its contract: a driver would not say no."""
         limits = self._backend.info.limits
-        where = f"{call.op}.{call.variant}"
-        words = len(kernels.op(call.op).push)
-        if len(call.bindings) != len(pipe.access):
-            raise InvalidArgument(
-                f"{where} takes {len(pipe.access)} bindings, got {len(call.bindings)}"
-            )
-        if len(call.push) != 4 * words:
-            raise InvalidArgument(f"{where} takes {4 * words} bytes of push constants")
-        most = limits.max_workgroup_count
-        if any(not 0 < g <= m for g, m in zip(call.groups, most, strict=True)):
-            raise InvalidArgument(f"{where}: {call.groups} groups, at most {most}")
-        for name, begin, end in self._ranges(call):
-            if end - begin > limits.max_storage_range:
-                raise InvalidArgument(
-                    f"{where} binds {end - begin} bytes of {name!r}, "
-                    f"at most {limits.max_storage_range} go into one binding"
-                )
+        contract = kernels.op(call.op)
+        if why := call_misfit(contract, call.push, call.groups, self._ranges(call), limits):
+            name = f"{call.op}.{call.variant}"
+            raise InvalidArgument(f"{name} is not for {self._backend.info.name}: {why}")
 
     def _range(self, name: str, nbytes: int, offset: int) -> tuple[api.Placed, Buffer]:
         if self._closed:
@@ -220,10 +210,49 @@ class VulkanExecutable:
         self._backend._counters["dispatches"] += count
         return RunStats(wall_s=wall)
 
+    def run_apart(
+        self,
+        sequences: Sequence[str],
+        at: int,
+        before: Callable[[], None],
+        after: Callable[[], None],
+    ) -> RunStats:
+        """As run, in three submissions: the calls before number `at` of the slice, that call alone,
+        those after it. `before` and `after` are called around it and may read buffers.
+        """
+        if self._closed:
+            raise InvalidArgument("the executable is closed")
+        singles = [cmd for name in sequences for cmd in self._single(name)]
+        started = time.perf_counter()
+        counters = self._backend._counters
+        # One slice to all that count slices.
+        for n, part in enumerate((singles[:at], singles[at : at + 1], singles[at + 1 :])):
+            if n == 1:
+                before()
+            elif n == 2:
+                after()
+            if part:
+                self._backend._submit(self._backend._device.submission(part), count=n == 1)
+        counters["dispatches"] += len(singles)
+        return RunStats(wall_s=time.perf_counter() - started)
+
+    def _single(self, name: str) -> list[Any]:
+        """A command buffer for each call of a sequence, made when they are first wanted."""
+        if name not in self._singles:
+            with ExitStack() as stack:
+                dispatches = self._dispatches[name]
+                commands = self._backend._device.commands(stack, len(dispatches))
+                for cmd, dispatch in zip(commands, dispatches, strict=True):
+                    self._backend._device.record(cmd, [dispatch])
+                self._singles[name] = commands
+                self._stack.push(stack.pop_all())
+        return self._singles[name]
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._buffers, self._recorded, self._submissions = {}, {}, {}
+            self._singles, self._dispatches = {}, {}
             self._backend._live.discard(self)
             self._backend._release(self._stack)
 
@@ -265,10 +294,15 @@ class VulkanBackend:
     submission since opening, and all after it, report device loss (0: none); it may be set at any
     time. Self-tests of kernels are kept in the folder `verdicts`, if given, and tell from the start
     which are `quarantined` (a property of info, names with spaces between). `force_staging` treats
-    the device as one whose memory the host cannot see.
+    the device as one whose memory the host cannot see. `profile` lowers limits and features to
+    those of another device (engine.backends.profiles; None: as $PVRD_PROFILE says, "" as they are).
+    `previous` is how the process that had the device before ended. `report` is called with a word
+    and a kernel's name (and a reason): `trying` before it goes to the driver's compiler,
+    `quarantined` when it is; it may be set at any time.
 
     Raises:
         NoDevice: none is usable; the code says why.
+        InvalidArgument: there is no such profile.
     """
 
     def __init__(
@@ -279,8 +313,12 @@ class VulkanBackend:
         lose_at: int = 0,
         verdicts: Path | None = None,
         force_staging: bool = False,
+        profile: str | None = None,
+        previous: selftest.Previous | None = None,
     ) -> None:
+        lowered = profiles.wanted(profile)
         self.lose_at = lose_at
+        self.report: Callable[[str, str, str], None] = lambda what, name, reason: None
         names = ("submissions", "dispatches", "bytes_uploaded", "bytes_read_back")
         self._counters = dict.fromkeys(names, 0)
         self._pipelines: dict[tuple[str, str], _Pipeline] = {}
@@ -297,10 +335,11 @@ class VulkanBackend:
             chosen = next((v.candidate for v in judged if v.chosen), None)
             if chosen is None:
                 raise why_none(judged)
-            self._verdicts = selftest.Verdicts(chosen.info, verdicts)
+            self._verdicts = selftest.Verdicts(chosen.info, verdicts, previous)
             known = " ".join(self._verdicts.quarantined())
             properties = {**chosen.info.properties, "quarantined": known}
-            self.info = replace(chosen.info, properties=properties)
+            info = replace(chosen.info, properties=properties)
+            self.info = lowered.lower(info) if lowered else info
             self.deadline_s = deadline_s or (30.0 if self.info.software else 10.0)
             physical = found[chosen.index][0]
             self._plan = plan_memory(api.memory_types(physical), force_staging)
@@ -363,24 +402,46 @@ class VulkanBackend:
             name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
             wrong = self._verdicts.get(sha)
             if not wrong:
+                access = tuple(b.access for b in contract.bindings)
                 try:
+                    # Also one that passed once: it is compiled anew, and the cache may be gone.
+                    self.report("trying", name, "")
+                    self._verdicts.begin(sha, name, "compile")
                     handle = self._device.pipeline(name, code, layout)
-                    access = tuple(b.access for b in contract.bindings)
                     made = self._pipelines[op, variant] = _Pipeline(handle, layout, access)
                     if wrong is None:
+                        self._verdicts.begin(sha, name, "run")
                         wrong = self._try(op, variant)
                 except (DeviceLost, InvalidArgument, OutOfMemory):
                     raise
                 except PvrError as e:  # the driver's compiler gave up
                     wrong = str(e)
-                if self._verdicts.get(sha) is None:
-                    self._verdicts.put(sha, name, wrong)
-            if made is None or wrong:
-                self._pipelines.pop((op, variant), None)
-                raise selftest.Quarantined(
-                    f"{self.info.name} cannot be trusted with {name} ({wrong}), so it is not used"
-                )
+                self._verdicts.put(sha, name, wrong)
+            if wrong:
+                self.quarantine(op, variant, wrong)
+                raise selftest.Quarantined(self.doubt(op, variant))
+        assert made is not None
         return made
+
+    def quarantine(self, op: str, variant: str, wrong: str) -> None:
+        """Never uses a variant again; what is recorded with it has to be closed by its owner."""
+        name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
+        self._pipelines.pop((op, variant), None)
+        if self._verdicts.get(sha) != wrong:
+            self._verdicts.put(sha, name, wrong)
+        self.report("quarantined", name, wrong)
+
+    def doubt(self, op: str, variant: str) -> str:
+        """Why a variant is not to be trusted, a sentence without its stop; "" if it is."""
+        wrong = self._verdicts.get(kernels.manifest()[op][variant]["sha256"])
+        name = f"{op}.{variant}"
+        if not wrong:
+            return ""
+        return f"{self.info.name} cannot be trusted with {name} ({wrong}), so it is not used"
+
+    def quarantined(self) -> dict[str, str]:
+        """All variants that are quarantined, with the reasons."""
+        return self._verdicts.quarantined()
 
     def _try(self, op: str, variant: str) -> str:
         """Self-test of a variant; what is wrong with it."""

@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing a GPU and its memory, and keeping SPIR-V from drivers that cannot have it: no driver
-needed.
-"""
+"""Choosing a GPU and its memory: no driver needed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine.backends.base import DeviceInfo, Limits
+from engine.backends.base import DeviceInfo
 from engine.backends.devices import (
     Candidate,
     MemoryType,
     NoDevice,
     judge,
-    misfit,
     plan_memory,
     why_none,
 )
@@ -95,46 +91,6 @@ def test_render_nodes_without_permission(tmp_path: Path, monkeypatch: pytest.Mon
         found = why_none(verdicts, tmp_path)
         assert found.code == "no_permission"
         assert "renderD128" in str(found)
-
-
-ENTRY: dict[str, Any] = {
-    "capabilities": ["Shader"],
-    "extensions": [],
-    "needs": [],
-    "workgroup": [32, 1, 1],
-    "shared_bytes": 128,
-    "bindings": 4,
-    "push_bytes": 24,
-}
-
-
-def test_a_baseline_variant_fits_the_least_device() -> None:
-    assert misfit(ENTRY, Limits(), frozenset()) == ""
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"capabilities": ["Shader", "Int8"]}, "int8"),
-        ({"capabilities": ["Shader", "Float16"]}, "fp16"),
-        ({"capabilities": ["Shader", "GroupNonUniformArithmetic"]}, "subgroup_arithmetic"),
-        ({"capabilities": ["Shader", "CooperativeMatrixKHR"]}, "not known"),
-        ({"extensions": ["SPV_VENDOR_magic"]}, "SPV_VENDOR_magic"),
-        ({"needs": ["fp16"]}, "fp16"),
-        ({"workgroup": [256, 1, 1]}, "256 invocations"),
-        ({"workgroup": [1, 1, 128]}, "1x1x128"),
-        ({"shared_bytes": 16385}, "16385 bytes shared"),
-        ({"bindings": 5}, "5 storage buffers"),
-        ({"push_bytes": 132}, "132 bytes of push"),
-    ],
-)
-def test_what_does_not_fit_is_not_handed_over(change: dict[str, Any], why: str) -> None:
-    assert why in misfit({**ENTRY, **change}, Limits(), frozenset())
-
-
-def test_features_admit_more() -> None:
-    entry = {**ENTRY, "capabilities": ["Shader", "Int8", "GroupNonUniform"], "needs": ["int8"]}
-    assert misfit(entry, Limits(), frozenset({"int8", "subgroup_basic"})) == ""
 
 
 def memory(index: int, flags: str, heap: int) -> MemoryType:
