@@ -91,15 +91,19 @@ static void text(const char *name, const char *value)
 
 static void print_info(VkPhysicalDevice device)
 {
+    VkPhysicalDeviceShaderIntegerDotProductProperties pdot = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES};
     VkPhysicalDeviceVulkan12Properties p12 = {
-        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_PROPERTIES};
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_PROPERTIES, .pNext = &pdot};
     VkPhysicalDeviceVulkan11Properties p11 = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES, .pNext = &p12};
     VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
                                      .pNext = &p11};
     CALL(vkGetPhysicalDeviceProperties2)(device, &p);
+    VkPhysicalDeviceShaderIntegerDotProductFeatures fdot = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES};
     VkPhysicalDeviceVulkan12Features f12 = {
-        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES};
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, .pNext = &fdot};
     VkPhysicalDeviceVulkan11Features f11 = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, .pNext = &f12};
     VkPhysicalDeviceFeatures2 f = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
@@ -156,6 +160,9 @@ static void print_info(VkPhysicalDevice device)
     F12(scalarBlockLayout);
     F12(vulkanMemoryModel);
     F12(shaderSubgroupExtendedTypes);
+    number("shaderIntegerDotProduct", fdot.shaderIntegerDotProduct);
+    number("integerDotProduct4x8BitPackedSignedAccelerated",
+           pdot.integerDotProduct4x8BitPackedSignedAccelerated);
 
     uint32_t n = 0;
     PFN_vkEnumerateDeviceExtensionProperties enumerate = CALL(vkEnumerateDeviceExtensionProperties);
@@ -193,8 +200,11 @@ static VkDevice make_device(VkPhysicalDevice physical)
 {
     VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR statistics = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR};
+    VkPhysicalDeviceShaderIntegerDotProductFeatures dot = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES,
+        .pNext = &statistics};
     VkPhysicalDeviceVulkan12Features f12 = {
-        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, .pNext = &statistics};
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, .pNext = &dot};
     VkPhysicalDeviceVulkan11Features f11 = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, .pNext = &f12};
     VkPhysicalDeviceFeatures2 f = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
@@ -205,13 +215,14 @@ static VkDevice make_device(VkPhysicalDevice physical)
     VkDeviceQueueCreateInfo queue = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
                                      .queueCount = 1,
                                      .pQueuePriorities = &priority};
-    const char *extension = VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME;
+    const char *extensions[] = {VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME,
+                                VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME};
     VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
                                .pNext = &f,
                                .queueCreateInfoCount = 1,
                                .pQueueCreateInfos = &queue,
-                               .enabledExtensionCount = 1,
-                               .ppEnabledExtensionNames = &extension};
+                               .enabledExtensionCount = 2,
+                               .ppEnabledExtensionNames = extensions};
     VkDevice device;
     must(CALL(vkCreateDevice)(physical, &info, NULL, &device), "vkCreateDevice");
     return device;
