@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -148,6 +149,26 @@ def test_changed_configuration_and_state_stay_unless_purged(tmp_path: Path, whee
     install(dest, wheels)
     system("uninstall", dest, "--purge", "1")
     assert below(dest) <= {"etc", "var", "var/lib"}
+
+
+def test_what_an_uninstall_left_can_be_purged(tmp_path: Path, wheels: Path) -> None:
+    dest = tmp_path / "d"
+    install(dest, wheels)
+    (dest / "var/lib/pvrd/models").mkdir(parents=True)
+    system("uninstall", dest)
+    said = system("uninstall", dest, "--purge", "1")
+    assert "Removed /var/lib/pvrd." in said
+    assert below(dest) <= {"etc", "var", "var/lib"}
+    assert "Removed" not in system("uninstall", dest, "--purge", "1")
+
+
+def test_what_a_python_lacks_is_named(tmp_path: Path) -> None:
+    module = runpy.run_path(str(TREE / "tools/install/system.py"))
+    assert module["lacking"](sys.executable) == []
+    bare = tmp_path / "python3"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    assert {"dbus-next", "numpy", "tokenizers", "vulkan"} <= set(module["lacking"](str(bare)))
 
 
 def test_a_failed_installation_can_be_removed(tmp_path: Path, wheels: Path) -> None:

@@ -16,9 +16,11 @@ import configparser
 import filecmp
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -221,6 +223,19 @@ def remove(target: Target) -> bool:
     return True
 
 
+def lacking(python: str) -> list[str]:
+    """What pyproject.toml asks for and this Python does not have."""
+    project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in project["dependencies"]]
+    program = ("import importlib.metadata as m, re, sys\n"
+               "plain = lambda name: re.sub('[-_.]+', '-', name).lower()\n"
+               "has = {plain(d.metadata['Name'] or '') for d in m.distributions()}\n"
+               "print(*(n for n in sys.argv[1:] if plain(n) not in has))")
+    done = subprocess.run([python, "-Ic", program, *names], capture_output=True, text=True,
+                          check=False)
+    return done.stdout.split()
+
+
 def install(target: Target, wheels: Path, python: str, site: bool) -> None:
     version = subprocess.run(
         [python, "-Ic", "import sys; print(sys.executable, *sys.version_info[:2])"],
@@ -250,6 +265,9 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
     if target.destdir == Path("/"):
         run("systemd-tmpfiles", "--create", str(target.under("tmpfiles") / "pvrd.conf"))
     print(f"Installed into {target.at(target.prefix)}; the configuration is /etc/pvrd/pvrd.toml.")
+    if not site and target.destdir == Path("/") and (missing := lacking(python)):
+        print(f"pvrd: {python} lacks {', '.join(missing)}; pvrd does not run without them. "
+              "VENV=1 brings its own.", file=sys.stderr)
     if booted(target):
         reload()
         if run("systemctl", "is-active", "--quiet", "pvrd.service"):
@@ -263,15 +281,19 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
 def uninstall(target: Target, purge: bool) -> None:
     if booted(target) and target.at(target.under("units") / "pvrd.service").exists():
         run("systemctl", "disable", "--now", *UNITS[:3])
-    if not target.at(target.manifest).is_file():
+    installed = target.at(target.manifest).is_file()
+    # What an earlier uninstall left can still be purged.
+    left = [n for n in (*STATE, "/etc/pvrd", "/run/pvrd") if target.at(n).exists()] if purge else []
+    if not installed:
         print(f"pvrd is not installed in {target.at(target.prefix)}.")
-        return
+        if not left:
+            return
     config = target.at("/etc/pvrd/pvrd.toml")
     sample = target.at(target.prefix / "share/pvrd/pvrd.toml")
     if config.is_file() and sample.is_file() and filecmp.cmp(config, sample, shallow=False):
         config.unlink()
     if purge:
-        for name in (*STATE, "/etc/pvrd", "/run/pvrd"):
+        for name in left:
             shutil.rmtree(target.at(name), ignore_errors=True)
     for folder in ("/etc/pvrd/pvrd.toml.d", "/etc/pvrd"):
         if target.at(folder).is_dir() and not any(target.at(folder).iterdir()):
@@ -286,7 +308,7 @@ def uninstall(target: Target, purge: bool) -> None:
         print(f"Removed pvrd. Left as it is: {', '.join(kept)} and the user pvrd; "
               "make uninstall PURGE=1 removes these too.")
     else:
-        print("Removed pvrd.")
+        print("Removed pvrd." if installed else f"Removed {', '.join(left)}.")
 
 
 def main() -> int:
