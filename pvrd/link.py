@@ -176,7 +176,8 @@ def spawn(kind: str, program: Sequence[str]) -> tuple[socket.socket, Process]:
         DeviceLost: it cannot be executed.
     """
     ours, theirs = protocol.pair()
-    command = [*(program or (sys.executable, "-m", "pvrd.workers"))]
+    # -P: the worker is ours, whatever lies in the folder that pvrd was started in.
+    command = [*(program or (sys.executable, "-P", "-m", "pvrd.workers"))]
     command += ["--kind", kind, "--fd", str(theirs.fileno())]
     root = str(Path(__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH", "")

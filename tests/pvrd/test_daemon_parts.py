@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pvrd import config, journal, polkit
+from pvrd import config, journal, link, polkit
 from pvrd.bus import BusAddress, BusError, V, plain, variant
 from pvrd.config import Config, ConfigError, Paths
 from pvrd.errors import NAMES, InvalidArgument, NotAuthorized, SlowReader, from_name
@@ -284,6 +284,22 @@ def test_the_control_process_imports_no_engine() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_a_worker_is_ours_in_whatever_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pvrd").mkdir()
+    (tmp_path / "pvrd/__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> str:
+        ours, process = link.spawn("cpu", ())
+        ours.close()
+        return await asyncio.wait_for(process.ended, 60)
+
+    assert asyncio.run(main()).startswith("it ended")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_one_file_owns_each_library() -> None:
