@@ -70,7 +70,7 @@ async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
         if names:
             out.append(_fact("models", "ok", f"models for {kind}: {', '.join(names)}"))
         else:
-            add = "pvrctl models add FILE"
+            add = "add one: `pvrctl models add FILE`"
             out.append(_fact("models", "warning", f"no model for {kind}", "no_model", add))
     for warning in core.config.warnings:
         remedy = "correct or remove the key, then reload"
@@ -95,7 +95,8 @@ def _worker_fact(worker: Worker) -> dict[str, Variant]:
         fact = _fact(topic, "warning", f"{worker.state}: {worker.reason or 'not ready yet'}",
                      worker.state, "wait; the journal has the reason of each end")  # fmt: skip
     elif worker.state == "disabled":
-        fact = _fact(topic, "ok", worker.reason, "disabled", "pvrctl config set gpu.enabled true")
+        remedy = "to use it: `pvrctl config set gpu.enabled=true`"
+        fact = _fact(topic, "ok", worker.reason, "disabled", remedy)
     else:
         status = "warning" if topic == "gpu" else "failed"
         remedy = REMEDIES.get(worker.code, REMEDIES["failed"])
