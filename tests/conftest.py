@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -72,4 +73,8 @@ class Skips:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control starts what it puts into the background with Ctrl-C ignored, and
+    # that is inherited: the programs that tests interrupt would never notice.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Skips(read_list(LIST.read_text())), "allowed-skips")

@@ -206,7 +206,7 @@ def booted(base: Path, work: Path) -> Iterator[Container]:
             nspawn.wait(timeout=60)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def machine() -> Iterator[Container]:
     """A booted system with nothing of pvrd in it yet."""
     if SUDO and subprocess.run([*SUDO, "true"], capture_output=True, check=False).returncode:
