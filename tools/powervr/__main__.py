@@ -100,6 +100,9 @@ def main(argv: Sequence[str]) -> int:
     if unknown := sorted(set(ops) - set(known)):
         print(f"make powervr: there is no operation {unknown[0]}", file=sys.stderr)
         return 2
+    if options.keep and (options.core or options.op):
+        print("make powervr: --keep is for all cores and operations", file=sys.stderr)
+        return 2
     print(f"The driver of Debian sid for arm64 lies in {sysroot.cache()}, apart from the system.")
     try:
         root, packages = sysroot.prepare(options.update)
@@ -123,9 +126,6 @@ def main(argv: Sequence[str]) -> int:
     for core, made in profiles.items():
         differs += profile.differences(profile.kept(core), made)
     if options.keep and not bad:
-        if options.core or options.op:
-            print("make powervr: --keep is for all cores and operations", file=sys.stderr)
-            return 2
         DOCUMENT.write_text(table.insert(document, table.render(found, probe.CORES, sources)))
         for made in profiles.values():
             profile.keep(made)
