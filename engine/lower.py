@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.backends.base import DeviceInfo
+from engine.backends.base import Backend, DeviceInfo
 from engine.backends.gate import variant_misfit
 from engine.errors import BadModel, OutOfMemory
 from engine.graph import Graph, Node, Weight
@@ -29,9 +29,31 @@ Allow = Callable[[str, str], bool]
 SHARD_ROWS = 4 * packing.ROWS
 
 
+# Rows of a matrix that a workgroup takes at least, in every variant that has them on one axis.
+GROUP_ROWS = 32
+
+
+class NoKernel(BadModel):
+    """No variant (of `variants`) of an operation fits the device or may be used."""
+
+    def __init__(self, sentence: str, op: str, variants: tuple[str, ...]) -> None:
+        super().__init__(sentence)
+        self.op, self.variants = op, variants
+
+
 def allow_all(op: str, variant: str) -> bool:
     """Every variant may be used."""
     return True
+
+
+def allowed(backend: Backend) -> Allow:
+    """What a backend's own gate lets through: a GPU's manifest knows what a SPIR-V needs beyond
+    the numbers in op.py, and its self-tests which variants are wrong.
+    """
+    misfit, doubt = getattr(backend, "misfit", None), getattr(backend, "doubt", None)
+    if misfit is None or doubt is None:
+        return allow_all
+    return lambda op, variant: not misfit(op, variant) and not doubt(op, variant)
 
 
 def choose(contract: Contract, device: DeviceInfo, fmt: str | None, allow: Allow) -> Variant:
@@ -42,21 +64,26 @@ def choose(contract: Contract, device: DeviceInfo, fmt: str | None, allow: Allow
     (`q4`, `q4_dot`).
 
     Raises:
-        BadModel: no variant is left.
+        NoKernel: no variant is left.
     """
-    candidates = [
+    named = [
         v
         for v in contract.variants
-        if (fmt is None or v.name == fmt or v.name.startswith(f"{fmt}_"))
-        and not variant_misfit(contract, v, device.limits, device.features)
+        if fmt is None or v.name == fmt or v.name.startswith(f"{fmt}_")
+    ]
+    candidates = [
+        v
+        for v in named
+        if not variant_misfit(contract, v, device.limits, device.features)
         and allow(contract.name, v.name)
     ]
     for v in sorted(candidates, key=lambda v: v.baseline):
         return v
-    raise BadModel(
-        f"The device {device.name} has no kernel for {contract.name} {fmt or ''}.".replace(
-            " .", "."
-        )
+    what = f"{contract.name} {fmt}" if fmt else contract.name
+    raise NoKernel(
+        f"The device {device.name} has no kernel for {what}.",
+        contract.name,
+        tuple(v.name for v in named),
     )
 
 
@@ -155,12 +182,15 @@ class _Lowering:
         """(binding, first row, rows) for pieces of a matrix that the device can bind and the grid
         can hold.
         """
+        limits = self._device.limits
         tile = weight_nbytes(w) // -(-w.shape[0] // packing.ROWS)
-        most = self._device.limits.max_storage_range // (4 * tile) * SHARD_ROWS
+        most = limits.max_storage_range // (4 * tile) * SHARD_ROWS
         if most == 0:
             raise OutOfMemory(
                 f"64 rows of the matrix {w.name} are larger than the device can bind."
             )
+        grid = limits.max_workgroup_count[0] * GROUP_ROWS // SHARD_ROWS * SHARD_ROWS
+        most = min(most, max(grid, SHARD_ROWS))
         if w.shape[0] <= most:
             yield Binding(w.name), 0, w.shape[0]
             return
@@ -240,7 +270,8 @@ class _Lowering:
 
     def _rope_kv(self, node: Node) -> None:
         qkv = self._out(node, self._where[node.inputs[0]])
-        table = Binding(node.weights[0])
+        # The table is as long as the model's longest context.
+        table = Binding(node.weights[0], 0, self._context * node.int("rope_dims") * 4)
         neox = int(bool(node.attrs["neox"]))
         bindings = [qkv, table, *self._caches(node)]
         rope_dims = node.int("rope_dims")

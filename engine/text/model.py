@@ -16,15 +16,16 @@ import numpy.typing as npt
 
 from engine import memory, pvrm
 from engine.backends.base import Backend, Executable
-from engine.errors import BadModel, ContextFull, InvalidArgument, PvrError
+from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory, PvrError
 from engine.graph import Graph, Weight, explain
 from engine.importers import ggml
 from engine.importers.gguf import Gguf
 from engine.importers.llama import import_graph, rope_frequencies
-from engine.lower import allow_all, lower, weight_nbytes
+from engine.lower import allowed, lower, weight_nbytes
 from engine.passes import optimise
 from engine.passes.fold_rope import TABLE
 from engine.program import Program
+from engine.record import recorded
 from engine.text.sampler import RECORD_BYTES
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Data, TextTokenizer, import_tokenizer
@@ -379,17 +380,38 @@ class TextModel:
         if not 1 <= context <= most:
             raise InvalidArgument(f"The model has a context of 1 to {most} tokens, not {context}.")
         chunk = min(self.chunk, context)
-        # A GPU's pipelines may not fit although the numbers do: its manifest knows what a SPIR-V
-        # needs.
-        misfit = getattr(self._backend, "misfit", None)
-        allow = (lambda op, variant: not misfit(op, variant)) if misfit else allow_all
-        program = lower(self.graph, self._backend.info, context, chunk, allow)
+        program, executable = recorded(
+            self._backend, lambda: self._admitted(context, chunk), self._weights
+        )
+        return State(self, program, executable)
+
+    def _admitted(self, context: int, chunk: int) -> Program:
+        """The program, if there is memory for its state.
+
+        Raises:
+            OutOfMemory: with figures.
+        """
+        program = self._lower(context, chunk)
         sizes = {"state": 0, "scratch": 0}
         for buffer in program.buffers.values():
             if buffer.kind != "weight":
                 sizes["state" if buffer.kind == "state" else "scratch"] += buffer.nbytes
         memory.admit({"KV cache": sizes["state"], "work area": sizes["scratch"]})
-        return State(self, program, self._backend.executable(program, self._weights))
+        return program
+
+    def _lower(self, context: int, chunk: int) -> Program:
+        """The program with the longest chunk whose scratch the device can bind.
+
+        Raises:
+            OutOfMemory: one token's would be too large, or something else is.
+        """
+        while True:
+            try:
+                return lower(self.graph, self._backend.info, context, chunk, allowed(self._backend))
+            except OutOfMemory:
+                if chunk == 1:
+                    raise
+                chunk //= 2
 
     def count(self, text: str) -> int:
         """Tokens of a plain text."""

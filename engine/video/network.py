@@ -24,7 +24,7 @@ import numpy as np
 from engine.backends.base import Backend, DeviceInfo
 from engine.errors import BadModel, InvalidArgument, UnsupportedModel
 from engine.graph import Graph, Node, Weight
-from engine.lower import choose
+from engine.lower import Allow, allow_all, choose
 from engine.program import Binding, Buffer, Call, Program
 from engine.pvrm import Pvrm
 from engine.video.frames import FrameFormat
@@ -156,14 +156,19 @@ def _floats(file: Pvrm, name: str, count: int) -> Any:
 
 
 def lower(
-    graph: Graph, blob_bytes: dict[str, int], device: DeviceInfo, fmt: FrameFormat, tiling: Tiling
+    graph: Graph,
+    blob_bytes: dict[str, int],
+    device: DeviceInfo,
+    fmt: FrameFormat,
+    tiling: Tiling,
+    allow: Allow = allow_all,
 ) -> Program:
     """The Program for the bands of a format.
 
     Raises:
-        InvalidArgument: a band does not fit the device's largest binding.
+        InvalidArgument: a band does not fit the device's largest binding or grid.
     """
-    return _Lowering(graph, blob_bytes, device, fmt, tiling).program()
+    return _Lowering(graph, blob_bytes, device, fmt, tiling, allow).program()
 
 
 class _Lowering:
@@ -174,7 +179,9 @@ class _Lowering:
         device: DeviceInfo,
         fmt: FrameFormat,
         tiling: Tiling,
+        allow: Allow,
     ) -> None:
+        self.allow = allow
         self.graph, self.device, self.fmt, self.tiling = graph, device, fmt, tiling
         self.blob_bytes = blob_bytes
         self.buffers = {"params": Buffer("params", 4 * PARAM_WORDS, "params")}
@@ -215,8 +222,13 @@ class _Lowering:
         fmt = None
         if name == "conv3x3":
             fmt = "oc8" if push["cout"] % 8 == 0 else "oc4"
-        variant = choose(contract, self.device, fmt, lambda op, v: True)
-        groups = contract.groups({**push, "tokens": self.tiling.batch}, variant)
+        variant = choose(contract, self.device, fmt, self.allow)
+        most = self.device.limits.max_workgroup_count
+        groups = contract.groups({**push, "tokens": self.tiling.batch, "most": most}, variant)
+        if any(g > m for g, m in zip(groups, most, strict=True)):
+            raise InvalidArgument(
+                f"The operation {name} needs {groups} workgroups, the device has {most}."
+            )
         return Call(name, variant.name, bindings, contract.pack(**push), groups)
 
     def _luma_in(self, node: Node) -> Call:

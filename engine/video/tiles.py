@@ -75,21 +75,50 @@ def _even(total: int, most: int, multiple: int) -> int:
     return ceil_div(ceil_div(total, cuts), multiple) * multiple
 
 
+def _band_nbytes(t: Tiling, sample_bytes: int) -> int:
+    """Bytes of the larger of a band's luma buffers: rows as they lie in frames, and enlarged."""
+    row, wide = (ceil_div(n * t.width * sample_bytes, 64) * 64 for n in (1, 2))
+    return max(t.window_rows * row, 2 * t.th * wide)
+
+
 def plan(
-    width: int, height: int, halo: int, channels: int, device: DeviceInfo, tile: int = 0
+    width: int,
+    height: int,
+    halo: int,
+    channels: int,
+    device: DeviceInfo,
+    tile: int = 0,
+    sample_bytes: int = 2,
 ) -> Tiling:
-    """The cuts for a frame on a device. tile: the side to keep to, 0 for the device's own.
+    """The cuts for a frame on a device. tile: the side to keep to, 0 for the device's own, or what
+    its bindings and its grid can hold.
 
     Cuts are made equal, since a tile at the border costs as much as any other. tw is a multiple of
     4 and th even, so that output words and rows of half-size chroma belong to one tile.
     """
+    limits = device.limits
     wide, high = CPU_TILE if device.kind == "cpu" else GPU_TILE
     if tile > 0:
         wide = high = tile
-    tw, th = _even(width, wide, 4), _even(height, high, 2)
-    one = Tiling(width, height, halo, channels, tw, th, 1)
-    largest = min(SLICE_FLOATS, device.limits.max_storage_range // 4 - PAD)
-    batch = max(1, min(one.columns, largest // one.floats(channels)))
+    while True:
+        tw, th = _even(width, wide, 4), _even(height, high, 2)
+        one = Tiling(width, height, halo, channels, tw, th, 1)
+        rows_fit = (
+            _band_nbytes(one, sample_bytes) <= limits.max_storage_range
+            and one.window_rows <= limits.max_workgroup_count[1]
+        )
+        if tile > 0 or (rows_fit and one.nbytes(channels) <= limits.max_storage_range):
+            break
+        if high > 2 and (not rows_fit or high >= wide or wide <= 4):
+            high = max(2, min(high, th) // 2)
+        elif rows_fit and wide > 4:
+            wide = max(4, min(wide, tw) // 2)
+        else:
+            break  # nothing is left to cut; lowering says what does not fit
+    largest = min(SLICE_FLOATS, limits.max_storage_range // 4 - PAD)
+    # conv3x3 has a group of the z axis for each four or eight channels of a tile.
+    deep = limits.max_workgroup_count[2] // max(1, channels // 4)
+    batch = max(1, min(one.columns, largest // one.floats(channels), deep))
     if device.kind == "cpu":
         batch = 1  # one tile at a time is what fits the cache
     return Tiling(width, height, halo, channels, tw, th, batch)

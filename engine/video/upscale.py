@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
+from engine.lower import allowed
+from engine.record import recorded
 from engine.video import plain
 from engine.video.frames import Bytes, FrameFormat, samples
 from engine.video.network import SCALE, VideoModel, band_rows, lower
@@ -83,10 +85,13 @@ class VideoPipeline:
             raise InvalidArgument("Tile and overlap are sizes of 0 and up.")
         self.model, self.format, self.scale = model, fmt, scale
         self.out_format = fmt.scaled(scale)
-        self.tiling = plan(fmt.width, fmt.height, model.halo, model.channels, backend.info, tile)
+        sizes = (fmt.width, fmt.height, model.halo, model.channels)
+        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes)
         self.overlap = model.halo
-        program = lower(model.graph, model.blob_bytes, backend.info, fmt, self.tiling)
-        self._exe = backend.executable(program, model.weights)
+        given = (model.graph, model.blob_bytes, backend.info, fmt, self.tiling)
+        program, self._exe = recorded(
+            backend, lambda: lower(*given, allowed(backend)), model.weights
+        )
         self._in, self._out = fmt.planes(), self.out_format.planes()
         self._row_bytes = [p.width * fmt.sample_bytes for p in self._out]
         self._chroma = "chroma" in program.sequences
@@ -96,6 +101,11 @@ class VideoPipeline:
         self._band = self._column = 0
         self.tiles = 0
         self.tiles_fallback = 0
+
+    @property
+    def executable(self) -> Executable:
+        """What it computes with."""
+        return self._exe
 
     @property
     def slices(self) -> int:

@@ -143,9 +143,26 @@ def test_limits(tiny_q8: Path) -> None:
         lower(graph, device(max_storage_range=3 << 10), 96, 1)
     with pytest.raises(OutOfMemory, match="MiB at most"):
         lower(graph, device(max_storage_range=10 << 10), 96, 64)
-    narrow = replace(device(), limits=Limits(max_workgroup_count=(65535, 3, 65535)))
     with pytest.raises(OutOfMemory, match="workgroups"):
-        lower(graph, narrow, 64, 8)
+        lower(graph, device(max_workgroup_count=(3, 3, 3)), 64, 16)
+
+
+@pytest.mark.parametrize("most", [(65535,) * 3, (1024,) * 3, (4, 65535, 65535)])
+def test_grids_of_any_length(
+    tiny: Any, tmp_path: Path, most: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.importers.llama.MAX_CONTEXT", 131072)
+    shape = tiny.shape(vocab=1500, context=131072)
+    path = tiny.write(tmp_path / "m.gguf", "Q8_0", shape)
+    program = lower(optimise(graph_of(path)), device(max_workgroup_count=most), 131072, 131072)
+    for calls in program.sequences.values():
+        for call in calls:
+            assert all(0 < g <= m for g, m in zip(call.groups, most, strict=True)), call
+    by_token = {"embed": 1, "rmsnorm": 1, "rope_kv": 1, "attention_prefill": 1, "matmul": 4}
+    for call in program.sequences["prefill"]:
+        x, y, z = call.groups
+        groups = x * y * z if call.op == "rmsnorm" else y * z
+        assert groups * by_token.get(call.op, 1) >= 131072
 
 
 def test_choice_of_variants() -> None:

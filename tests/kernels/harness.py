@@ -15,7 +15,7 @@ import kernels
 from engine.backends import cpu
 from engine.backends.base import Backend
 from engine.program import Binding, Buffer, Call, Program
-from kernels.contract import PARAM_WORDS
+from kernels.contract import PARAM_WORDS, Groups
 
 Array = npt.NDArray[Any]
 GUARD = 256  # bytes behind each binding that no kernel may touch
@@ -28,7 +28,12 @@ def variants(op: str) -> list[str]:
 
 
 def one_call(
-    op: str, variant: str, push: Mapping[str, float | int], sizes: Mapping[str, int], tokens: int
+    op: str,
+    variant: str,
+    push: Mapping[str, float | int],
+    sizes: Mapping[str, int],
+    tokens: int,
+    most: Groups = (65535, 65535, 65535),
 ) -> Program:
     """A Program of one call; a buffer for each binding, with a guard behind it."""
     contract = kernels.op(op)
@@ -37,7 +42,7 @@ def one_call(
     for bind in contract.bindings:
         buffers[bind.name] = Buffer(bind.name, sizes[bind.name] + GUARD, "input")
         bindings.append(Binding(bind.name, 0, sizes[bind.name]))
-    groups = contract.groups({**push, "tokens": tokens}, contract.variant(variant))
+    groups = contract.groups({**push, "tokens": tokens, "most": most}, contract.variant(variant))
     call = Call(op, variant, tuple(bindings), contract.pack(**push), groups)
     return Program(buffers, {"once": (call,)})
 
@@ -69,7 +74,9 @@ class Runner:
         if lacking and self.backend.info.kind == "gpu":
             pytest.skip(f"the device has no {', '.join(sorted(lacking))}")
         given = {b.name: np.ascontiguousarray(arrays[b.name]) for b in contract.bindings}
-        program = one_call(op, variant, push, {n: a.nbytes for n, a in given.items()}, tokens)
+        sizes = {n: a.nbytes for n, a in given.items()}
+        most = self.backend.info.limits.max_workgroup_count
+        program = one_call(op, variant, push, sizes, tokens, most)
         weights = self.backend.weights({})
         guard = np.full(GUARD, _GUARD_BYTE, np.uint8)
         exe = self.backend.executable(program, weights)
