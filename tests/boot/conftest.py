@@ -178,10 +178,10 @@ def booted(base: Path, work: Path) -> Iterator[Container]:
         notify.bind(address)
         notify.settimeout(120)
         nspawn = subprocess.Popen(
-            [*SUDO, "env", f"NOTIFY_SOCKET={address}", "systemd-nspawn", "--quiet",
-             f"--directory={system}", "--boot", "--register=no", "--keep-unit",
-             "--notify-ready=yes", "--private-network", "--machine=pvrd-boot",
-             "--link-journal=no", "--console=pipe",
+            [*SUDO, "setpriv", "--pdeathsig=TERM",  # a killed test run leaves no container behind
+             "env", f"NOTIFY_SOCKET={address}", "systemd-nspawn", "--quiet", "--boot",
+             f"--directory={system}", "--register=no", "--keep-unit", "--notify-ready=yes",
+             "--private-network", "--machine=pvrd-boot", "--link-journal=no", "--console=pipe",
              f"--bind-ro={TREE}:/mnt/tree", f"--bind={share}:/mnt/share"],
             stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True)
         leader = 0
@@ -215,6 +215,9 @@ def machine() -> Iterator[Container]:
     if subprocess.run([*SUDO, *probe], capture_output=True, check=False).returncode:
         pytest.skip(NO_MOUNT)
     base = base_system()
+    # What runs that were killed have left
+    root("find", base.parent, "-maxdepth", "1", "-name", "work-*", "-mmin", "+600",
+         "-exec", "rm", "-rf", "{}", "+")
     work = Path(root("mktemp", "-d", base.with_name("work-XXXXXXXX")).strip())
     root("chmod", "0755", work)
     if SUDO:
