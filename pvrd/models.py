@@ -125,8 +125,13 @@ class ModelStore:
             return self._default(models, kind, scale)
         check_name(name)
         if name not in models:
-            near = difflib.get_close_matches(name, models, 3, 0.5) or sorted(models)[:3]
-            hint = f"; there are {', '.join(near)}" if near else "; there are no models at all"
+            fitting = sorted(n for n in models if models[n].kind == kind)
+            near = [n for n in fitting if n.startswith(name)] or difflib.get_close_matches(
+                name, fitting, 3, 0.5
+            )
+            near = (near or fitting)[:3]
+            are = "is" if len(near) == 1 else "are"
+            hint = f"; there {are} {', '.join(near)}" if near else f"; there are none for {kind}"
             raise UnknownModel(f"there is no model {name}{hint}")
         if models[name].kind != kind:
             raise UnsupportedModel(f"model {name} is for {models[name].kind}, not for {kind}")

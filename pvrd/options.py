@@ -109,7 +109,7 @@ def _value(key: str, value: Any, option: Option) -> Any:
             raise InvalidArgument(f"option {key!r} is {what}")
         if not option.low <= value <= option.high:
             raise InvalidArgument(
-                f"option {key!r} lies in {option.low:.20g} to {option.high:.20g}, not {value:.20g}"
+                f"option {key!r} lies in {option.low} to {option.high}, not {value}"
             )
         return value if option.kind == "int" else float(value)
     if option.kind == "strs":

@@ -63,9 +63,13 @@ def plain(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """A message of the daemon in one line, with a capital and a full stop."""
+    """A message of the daemon in one line, with a capital and a full stop; pvrd itself, keys and
+    names of files stay as they are written."""
     line = plain(" ".join(text.split()))
-    return f"{line[:1].upper()}{line[1:]}" + ("" if line.endswith((".", "!", "?")) else ".")
+    first = line.partition(" ")[0]
+    if first.isalpha() and first not in ("pvrd", "pvrctl"):
+        line = f"{line[:1].upper()}{line[1:]}"
+    return line + ("" if line.endswith((".", "!", "?")) else ".")
 
 
 def _control(char: str) -> bool:

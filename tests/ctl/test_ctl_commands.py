@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pvrd.ctl.main import COMMANDS, parse
-from pvrd.ctl.output import Progress, plain, rate, size, table
+from pvrd.ctl.output import Progress, plain, rate, sentence, size, table
 from pvrd.ctl.status import duration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,6 +206,10 @@ def test_words_for_people() -> None:
     assert table([("a", "bb"), ("ccc", "d")], ("X", "Y")) == "X    Y\na    bb\nccc  d\n"
     assert table([]) == ""
     assert plain("a\x07\x9b\tß\n") == "a??\tß\n"
+    assert sentence("an option\n is  wrong") == "An option is wrong."
+    assert [sentence(s) for s in ("pvrd ends!", "models.text is", "a_b.png\x07 is")] == [
+        "pvrd ends!", "models.text is.", "a_b.png? is.",
+    ]  # fmt: skip
 
 
 def test_progress_is_for_terminals_alone(capsys: pytest.CaptureFixture[str]) -> None:

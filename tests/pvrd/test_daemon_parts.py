@@ -209,6 +209,10 @@ def test_options() -> None:
     assert (got["temperature"], got["stop"], got["max_tokens"]) == (1.0, ["a"], 256)
     with pytest.raises(InvalidArgument, match="max_tokenz"):
         parse({"max_tokenz": V("u", 1)}, TEXT_JOB)
+    with pytest.raises(InvalidArgument, match="lies in 1 to 1048576, not 18446744073709551615"):
+        parse({"max_tokens": V("t", (1 << 64) - 1)}, TEXT_JOB)
+    with pytest.raises(InvalidArgument, match=r"lies in 0 to 1, not -0\.1"):
+        parse({"top_p": V("d", -0.1)}, TEXT_JOB)
     assert plain(variant({"a": [1, "b"], "c": None, "d": {"e": -1.5}})) == {
         "a": [1, "b"], "d": {"e": -1.5},
     }  # fmt: skip

@@ -110,6 +110,11 @@ def test_find(store: ModelStore) -> None:
     assert store.find("alpha", "text").name == store.find("", "text").name == "alpha"
     with pytest.raises(UnknownModel, match="alpha"):
         store.find("alhpa", "text")
+    for name in ("alp", "nothing-like-it"):
+        with pytest.raises(UnknownModel, match=f"there is no model {name}; there is alpha$"):
+            store.find(name, "text")
+    with pytest.raises(UnknownModel, match=r"there is video$"):
+        store.find("alph", "video")
     with pytest.raises(UnsupportedModel):
         store.find("video", "text")
     for path in ("/etc/passwd", "../alpha", "a/b.gguf"):
