@@ -2,7 +2,8 @@
 """Holds kernel variants of a device against their numpy references, before answers are believed.
 
 Drivers that compute wrong numbers without an error outnumber those that crash. A variant is tried
-at its first use; verdicts can be kept in a file for each device and driver version.
+at its first use; verdicts can be kept in a file for each device and driver version. A compiler that
+hangs or aborts takes the process with it: the successor finds in the file what was being tried.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +25,8 @@ from engine.program import Binding, Buffer, Call, Program
 from kernels.contract import PARAM_WORDS
 from kernels.samples import Sample, differs, reference, samples
 
+Stage = Literal["compile", "run"]
+
 
 class Quarantined(PvrError):
     """The device computes a kernel wrongly: it is there, but as good as lost for the job."""
@@ -29,41 +34,116 @@ class Quarantined(PvrError):
     name = "DeviceLost"
 
 
+TRIES = 2  # ends of a process over one kernel, for which nobody knows the reason
+
+
+@dataclass(frozen=True)
+class Previous:
+    """How the process that had the device before ended, as its supervisor saw it; `how` "" when it
+    did not see it. `silent`: it was ended because it did not answer.
+    """
+
+    how: str = ""
+    silent: bool = False
+
+
+@dataclass
+class _Entry:
+    name: str
+    wrong: str | None = None  # None: it is being tried
+    stage: str = ""
+    tries: int = 0
+
+    def json(self) -> dict[str, str | int]:
+        if self.wrong is None:
+            return {"name": self.name, "trying": self.stage, "tries": self.tries}
+        return {"name": self.name, "wrong": self.wrong}
+
+
 class Verdicts:
     """What was found for each compiled variant (by the hash of its SPIR-V) of one device and driver
     version; kept in `folder` if there is one. An unreadable file is as good as none.
+
+    That a variant is being tried is written down before. Who finds such an entry knows what ended
+    its predecessor: the variant is quarantined at once when `previous` says that it did not end
+    well, else (a machine that was switched off?) at the second time.
     """
 
-    def __init__(self, info: DeviceInfo, folder: Path | None) -> None:
+    def __init__(
+        self, info: DeviceInfo, folder: Path | None, previous: Previous | None = None
+    ) -> None:
         p = info.properties
         name = f"{p.get('uuid', 'unknown')}-{p.get('driver_id', 0)}-{p.get('driver_version', 0)}"
         self._path = folder / f"{name}.json" if folder else None
-        self._wrong: dict[str, tuple[str, str]] = {}
-        if self._path is not None:
-            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+        self._entries = self._read()
+        how = previous or Previous()
+        for sha, entry in list(self._entries.items()):
+            if entry.wrong is None and (how.how or entry.tries >= TRIES):
+                self.put(sha, entry.name, _ended(entry, how))
+
+    def _read(self) -> dict[str, _Entry]:
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+            if self._path is not None:
                 found = json.loads(self._path.read_text("utf-8"))
-                self._wrong = {k: (str(v["name"]), str(v["wrong"])) for k, v in found.items()}
+                return {
+                    k: _Entry(str(v["name"]), None, str(v["trying"]), int(v["tries"]))
+                    if "trying" in v
+                    else _Entry(str(v["name"]), str(v["wrong"]))
+                    for k, v in found.items()
+                }
+        return {}
 
     def get(self, sha: str) -> str | None:
         """What is wrong with a variant, "" if nothing, None if it was not tried."""
-        found = self._wrong.get(sha)
-        return None if found is None else found[1]
+        found = self._entries.get(sha)
+        return None if found is None else found.wrong
+
+    def begin(self, sha: str, name: str, stage: Stage) -> None:
+        """Writes down, to last even if the machine stops, that a variant is tried from now on."""
+        before = self._entries.get(sha)
+        tries = before.tries if before else 0
+        more = stage == "compile"
+        self._write(sha, _Entry(name, None, stage, tries + more), sync=True)
 
     def put(self, sha: str, name: str, wrong: str) -> None:
         """Writes a verdict down. A file that cannot be written means that it is found again."""
-        self._wrong[sha] = (name, wrong)
+        self._write(sha, _Entry(name, wrong))
+
+    def restore(self, sha: str, name: str, wrong: str | None) -> None:
+        """Takes `begin` back: what was known of the variant before (None: nothing) stands."""
+        self._write(sha, None if wrong is None else _Entry(name, wrong))
+
+    def _write(self, sha: str, entry: _Entry | None, sync: bool = False) -> None:
+        if entry is None:
+            self._entries.pop(sha, None)
+        else:
+            self._entries[sha] = entry
         if self._path is None:
             return
-        entries = {k: {"name": n, "wrong": w} for k, (n, w) in self._wrong.items()}
+        # What another process found meanwhile stays.
+        self._entries = {**self._read(), **self._entries}
+        if entry is None:
+            self._entries.pop(sha, None)
+        text = json.dumps({k: e.json() for k, e in self._entries.items()}, indent=1)
         part = self._path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(entries, indent=1), "utf-8")
+            with part.open("w", encoding="utf-8") as f:
+                f.write(text)
+                if sync:
+                    f.flush()
+                    os.fsync(f.fileno())
             part.replace(self._path)
 
-    def quarantined(self) -> list[str]:
-        """Names (`operation.variant`) of those that are wrong."""
-        return sorted({name for name, wrong in self._wrong.values() if wrong})
+
+def _ended(entry: _Entry, previous: Previous) -> str:
+    compiling = entry.stage == "compile"
+    if previous.silent:
+        return "the driver's compiler did not return" if compiling else "its self-test did not end"
+    what = "the driver's compiler" if compiling else "its self-test"
+    if previous.how:
+        return f"{what} ended the worker: {previous.how}"
+    return f"{what} ended the worker or the machine {entry.tries} times"
 
 
 def run(backend: Backend, only: Iterable[str] = ()) -> dict[str, str]:

@@ -186,6 +186,16 @@ class Generation:
         self._resumed = len(self._ids)
 
     @property
+    def state(self) -> State:
+        """What it computes with."""
+        return self._state
+
+    @property
+    def answer(self) -> list[int]:
+        """The ids of the answer so far."""
+        return self._ids[self.prompt_tokens :]
+
+    @property
     def delivered(self) -> int:
         """Tokens of the answer so far."""
         return len(self._ids) - self.prompt_tokens

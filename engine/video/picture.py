@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine import memory
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
 from engine.video import picture_files
 from engine.video.frames import Bytes, FrameFormat, samples
@@ -169,6 +169,11 @@ class PictureJob:
         self.parts: list[bytes] = []
         self.tiles = self.tiles_fallback = 0
         self._work = self._run()
+
+    @property
+    def executable(self) -> Executable | None:
+        """What it computes with, as soon as there is one."""
+        return self._pipeline.executable if self._pipeline is not None else None
 
     def step(self) -> bool:
         """One slice. True when the result is there.

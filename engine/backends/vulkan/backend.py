@@ -28,6 +28,7 @@ from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.program import Binding, Buffer, Call, Program
 
 _STAGING = 16 << 20
+Report = Callable[[str, str, str], None]
 
 
 def list_devices(allow_software: bool = False, want: str = "") -> list[Verdict]:
@@ -296,9 +297,7 @@ class VulkanBackend:
     which are `quarantined` (a property of info, names with spaces between). `force_staging` treats
     the device as one whose memory the host cannot see. `profile` lowers limits and features to
     those of another device (engine.backends.profiles; None: as $PVRD_PROFILE says, "" as they are).
-    `previous` is how the process that had the device before ended. `report` is called with a word
-    and a kernel's name (and a reason): `trying` before it goes to the driver's compiler,
-    `quarantined` when it is; it may be set at any time.
+    `previous` is how the process that had the device before ended.
 
     Raises:
         NoDevice: none is usable; the code says why.
@@ -318,7 +317,7 @@ class VulkanBackend:
     ) -> None:
         lowered = profiles.wanted(profile)
         self.lose_at = lose_at
-        self.report: Callable[[str, str, str], None] = lambda what, name, reason: None
+        self._report: Report = lambda what, name, reason: None
         names = ("submissions", "dispatches", "bytes_uploaded", "bytes_read_back")
         self._counters = dict.fromkeys(names, 0)
         self._pipelines: dict[tuple[str, str], _Pipeline] = {}
@@ -336,7 +335,7 @@ class VulkanBackend:
             if chosen is None:
                 raise why_none(judged)
             self._verdicts = selftest.Verdicts(chosen.info, verdicts, previous)
-            known = " ".join(self._verdicts.quarantined())
+            known = " ".join(self.quarantined())
             properties = {**chosen.info.properties, "quarantined": known}
             info = replace(chosen.info, properties=properties)
             self.info = lowered.lower(info) if lowered else info
@@ -405,15 +404,18 @@ class VulkanBackend:
                 access = tuple(b.access for b in contract.bindings)
                 try:
                     # Also one that passed once: it is compiled anew, and the cache may be gone.
-                    self.report("trying", name, "")
+                    self._report("trying", name, "")
                     self._verdicts.begin(sha, name, "compile")
                     handle = self._device.pipeline(name, code, layout)
                     made = self._pipelines[op, variant] = _Pipeline(handle, layout, access)
                     if wrong is None:
                         self._verdicts.begin(sha, name, "run")
                         wrong = self._try(op, variant)
-                except (DeviceLost, InvalidArgument, OutOfMemory):
+                except (InvalidArgument, OutOfMemory):  # these say nothing of the kernel
+                    self._verdicts.restore(sha, name, wrong)
                     raise
+                except DeviceLost:
+                    raise  # whoever opens the device next knows what lost it
                 except PvrError as e:  # the driver's compiler gave up
                     wrong = str(e)
                 self._verdicts.put(sha, name, wrong)
@@ -429,7 +431,7 @@ class VulkanBackend:
         self._pipelines.pop((op, variant), None)
         if self._verdicts.get(sha) != wrong:
             self._verdicts.put(sha, name, wrong)
-        self.report("quarantined", name, wrong)
+        self._report("quarantined", name, wrong)
 
     def doubt(self, op: str, variant: str) -> str:
         """Why a variant is not to be trusted, a sentence without its stop; "" if it is."""
@@ -440,8 +442,23 @@ class VulkanBackend:
         return f"{self.info.name} cannot be trusted with {name} ({wrong}), so it is not used"
 
     def quarantined(self) -> dict[str, str]:
-        """All variants that are quarantined, with the reasons."""
-        return self._verdicts.quarantined()
+        """All variants of the kernels that there are now that are quarantined, with the reasons."""
+        try:
+            manifest = kernels.manifest()
+        except (OSError, ValueError):
+            return {}
+        found = {
+            f"{op}.{variant}": self._verdicts.get(entry["sha256"])
+            for op, variants in sorted(manifest.items())
+            for variant, entry in sorted(variants.items())
+        }
+        return {name: wrong for name, wrong in found.items() if wrong}
+
+    def listen(self, report: Report) -> None:
+        """`report` is called with `trying`, a kernel's name and "" before the driver's compiler
+        gets it, with `quarantined`, its name and the reason when it is.
+        """
+        self._report = report
 
     def _try(self, op: str, variant: str) -> str:
         """Self-test of a variant; what is wrong with it."""

@@ -136,7 +136,7 @@ def test_verdicts_that_cannot_be_read_are_found_again(tmp_path: Path, text: str)
     first = selftest.Verdicts(info, tmp_path)
     first.put("sha", "op.base", "wrong")
     (file,) = tmp_path.iterdir()
-    assert selftest.Verdicts(info, tmp_path).quarantined() == ["op.base"]
+    assert selftest.Verdicts(info, tmp_path).get("sha") == "wrong"
     file.write_text(text)
     second = selftest.Verdicts(info, tmp_path)
     assert second.get("sha") is None

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Now and then a slice is run in parts, and one of its kernel calls computed again with numpy.
+
+A driver's wrong numbers may depend on sizes or on what ran before, which no self-test sees. The
+call's inputs are copied before it, its outputs after it, within the slice itself, and the slice's
+results are not given out before the comparison. Calls that are not sampled can be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+import kernels
+from engine.backends.base import Array, Backend, Executable, RunStats, WeightSet
+from engine.backends.cpu import as_bytes
+from engine.backends.selftest import Quarantined
+from engine.program import Binding, Call, Program
+from kernels import pieces
+from kernels.contract import PARAM_WORDS
+
+MOST = 16 << 20  # bytes that may be copied for a check
+
+
+class Suspect(Quarantined):
+    """A call of the slice that just ran gave something else than its reference: nothing that the
+    slice wrote is to be used, what was computed with the `kernel` before may be wrong too.
+    """
+
+    def __init__(self, device: str, kernel: str, reason: str) -> None:
+        super().__init__(f"{device} cannot be trusted with {kernel} any more ({reason})")
+        self.kernel = kernel
+        self.reason = reason
+
+
+class Checkable(Executable, Protocol):
+    """An executable whose slices can be run in parts."""
+
+    def run_apart(
+        self,
+        sequences: Sequence[str],
+        at: int,
+        before: Callable[[], None],
+        after: Callable[[], None],
+    ) -> RunStats: ...
+
+
+class Doubtable(Backend, Protocol):
+    """A backend that can put a variant aside."""
+
+    def quarantine(self, op: str, variant: str, wrong: str) -> None: ...
+
+
+class CheckedWeights:
+    """Weights, with the host's copy (views of a file, mostly): reading them back would be slow."""
+
+    def __init__(self, inner: WeightSet, blobs: Mapping[str, Array]) -> None:
+        self.inner = inner
+        self.blobs = {name: as_bytes(blob) for name, blob in blobs.items()}
+
+    def nbytes(self) -> int:
+        return self.inner.nbytes()
+
+    def close(self) -> None:
+        self.blobs = {}
+        self.inner.close()
+
+
+class CheckedBackend:
+    """A backend of which a share `rate` (0..1) of the slices is checked in one call each.
+
+    Its counters have `checks` and `checks_failed` beside the backend's own, without what was read
+    for them.
+    """
+
+    def __init__(
+        self, inner: Doubtable, rate: float, rng: np.random.Generator | None = None
+    ) -> None:
+        self.inner = inner
+        self.info = inner.info
+        self.rate = rate
+        self.rng = rng or np.random.default_rng()
+        self.checks = self.failed = self.copied = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def weights(self, blobs: Mapping[str, Array]) -> CheckedWeights:
+        return CheckedWeights(self.inner.weights(blobs), blobs)
+
+    def executable(self, program: Program, weights: Any) -> CheckedExecutable:
+        if isinstance(weights, CheckedWeights):
+            made: Any = self.inner.executable(program, weights.inner)
+            return CheckedExecutable(self, program, made, weights.blobs)
+        return CheckedExecutable(self, program, self.inner.executable(program, weights), {})
+
+    def counters(self) -> dict[str, int]:
+        counters = dict(self.inner.counters())
+        counters["bytes_read_back"] -= self.copied
+        return {**counters, "checks": self.checks, "checks_failed": self.failed}
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class CheckedExecutable:
+    """An executable, some of whose slices are checked. `passed` counts for each kernel
+    (`operation.variant`) how often it was found right; `kernels` are all that the program uses.
+    """
+
+    def __init__(
+        self, backend: CheckedBackend, program: Program, inner: Any, blobs: Mapping[str, Array]
+    ) -> None:
+        self.program = program
+        self.passed: dict[str, int] = {}
+        self.kernels = frozenset(
+            f"{c.op}.{c.variant}" for calls in program.sequences.values() for c in calls
+        )
+        self._backend = backend
+        self._inner: Checkable = inner
+        self._blobs = blobs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
+        self._inner.write(buffer, data, offset)
+
+    def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        return self._inner.read(buffer, nbytes, offset)
+
+    def close(self) -> None:
+        self._blobs = {}
+        self._inner.close()
+
+    def run(self, *sequences: str) -> RunStats:
+        """As Executable.run.
+
+        Raises:
+            Suspect: the slice was checked and is wrong. Its kernel is quarantined.
+        """
+        backend = self._backend
+        if backend.rate <= 0 or backend.rng.random() >= backend.rate:
+            return self._inner.run(*sequences)
+        calls = [c for name in sequences for c in self.program.sequences.get(name, ())]
+        if not calls:
+            return self._inner.run(*sequences)
+        at = self._pick(calls)
+        check = _Check(self, calls[at])
+        stats = self._inner.run_apart(sequences, at, check.before, check.after)
+        backend.copied += check.copied
+        wrong = check.wrong()
+        if wrong is None:
+            return stats
+        backend.checks += 1
+        name = f"{calls[at].op}.{calls[at].variant}"
+        if wrong:
+            backend.failed += 1
+            backend.inner.quarantine(calls[at].op, calls[at].variant, wrong)
+            raise Suspect(backend.info.name, name, wrong)
+        self.passed[name] = self.passed.get(name, 0) + 1
+        return stats
+
+    def _pick(self, calls: Sequence[Call]) -> int:
+        """A call of the kernel that was checked least, for all kernels to have their turn."""
+        rng = self._backend.rng
+        counts = {}
+        for call in calls:
+            name = f"{call.op}.{call.variant}"
+            counts[name] = self.passed.get(name, 0)
+        least = min(counts.values())
+        names = [name for name, n in counts.items() if n == least]
+        name = names[int(rng.integers(len(names)))]
+        numbers = [i for i, c in enumerate(calls) if f"{c.op}.{c.variant}" == name]
+        return numbers[int(rng.integers(len(numbers)))]
+
+    def range(self, binding: Binding) -> tuple[int, int]:
+        """First byte and size of a binding."""
+        size = self.program.buffers[binding.buffer].nbytes - binding.offset
+        return binding.offset, size if binding.nbytes is None else binding.nbytes
+
+
+class _Check:
+    """One call, before and after."""
+
+    def __init__(self, exe: CheckedExecutable, call: Call) -> None:
+        self._exe = exe
+        self._contract = kernels.op(call.op)
+        self._exact = self._contract.variant(call.variant).baseline
+        self._push = self._contract.unpack(call.push)
+        names = [b.name for b in self._contract.bindings]
+        self._bound = dict(zip(names, call.bindings, strict=True))
+        self._outputs = frozenset(b.name for b in self._contract.bindings if "w" in b.access)
+        self._piece: pieces.Piece | None = None
+        self._inputs: dict[str, Array] = {}
+        self._results: dict[str, Array] = {}
+        self.copied = 0
+
+    def _read(self, name: str, at: int, nbytes: int) -> Array:
+        binding = self._bound[name]
+        first, size = self._exe.range(binding)
+        there = max(0, min(nbytes, size - at))
+        blob = self._exe._blobs.get(binding.buffer)
+        if blob is not None:
+            found = blob[first + at : first + at + there]
+        else:
+            found = self._exe.read(binding.buffer, there, first + at)
+            self.copied += there
+        return found if there == nbytes else np.pad(found, (0, nbytes - there))
+
+    def before(self) -> None:
+        words = self._exe.read("params", 4 * PARAM_WORDS).view(np.uint32)
+        self.copied += 4 * PARAM_WORDS
+        sizes = {name: self._exe.range(b)[1] for name, b in self._bound.items()}
+        piece = pieces.piece(
+            self._contract, self._push, words, sizes, self._read, self._exe._backend.rng
+        )
+        if piece is not None and piece.nbytes() <= MOST:
+            self._piece = piece
+            self._inputs = piece.copy(self._read, frozenset(self._bound))
+
+    def after(self) -> None:
+        if self._piece is not None:
+            self._results = self._piece.copy(self._read, self._outputs)
+
+    def wrong(self) -> str | None:
+        """What is wrong with the call, "" if nothing, None if it was not checked."""
+        piece = self._piece
+        if piece is None:
+            return None
+        with np.errstate(all="ignore"):  # what a model's weights lead to is not judged here
+            self._contract.reference(piece.params, self._inputs, piece.push)
+        for name, look in piece.shows.items():
+            got, want = look(self._results[name]), look(self._inputs[name])
+            share = pieces.wrong(got, want, self._exact)
+            if share:
+                return f"while serving {share:.1%} of a piece of {name} was wrong"
+        return ""

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a lowering to something that runs, with kernels that the device can be trusted with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.backends.base import Backend, Executable, WeightSet
+from engine.backends.selftest import Quarantined
+from engine.lower import NoKernel
+from engine.program import Program
+
+
+def recorded(
+    backend: Backend, make: Callable[[], Program], weights: WeightSet
+) -> tuple[Program, Executable]:
+    """A program and its executable. `make` lowers with `lower.allowed(backend)`; when a variant
+    turns out to be wrong at its first use, it lowers again without it.
+
+    Raises:
+        Quarantined: an operation has no variant left that the device can be trusted with.
+        PvrError: what `make` and Backend.executable raise.
+    """
+    tried: set[str] = set()
+    while True:
+        try:
+            program = make()
+        except NoKernel as e:
+            doubt = getattr(backend, "doubt", None)
+            doubts = [doubt(e.op, v) for v in e.variants] if doubt else []
+            if found := [d for d in doubts if d]:
+                raise Quarantined(f"{found[0]}, and there is no other kernel for {e.op}") from e
+            raise
+        try:
+            return program, backend.executable(program, weights)
+        except Quarantined as e:
+            # Each round leaves one more variant out; the same one twice would go on for ever.
+            if str(e) in tried:
+                raise
+            tried.add(str(e))

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of a kernel call, small enough to be computed again with numpy while a device serves.
+
+A piece is a call of the same operation on a part of the same data: some rows of a matrix, one
+token, one head with its keys, one tile. What it reads is copied before the call, what it writes
+after it, and its reference has to give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels import video, weights
+from kernels.contract import LAST_ROW, N_TOKENS, POS0, Contract
+from kernels.text import FORMAT_NAMES
+
+Array = npt.NDArray[Any]
+# Bytes of a binding as they are now: name, first byte, count (less where the binding ends before).
+Read = Callable[[str, int, int], Array]
+Push = Mapping[str, Any]
+
+ROWS = 64  # of a matrix
+LINES = 4  # of a convolution's tile
+
+
+@dataclass
+class Piece:
+    """`takes`: for each binding runs of bytes (place in the binding, count), put together in this
+    order. `shows`: how to look at an output: its type, and the part of it that the piece alone
+    writes.
+    """
+
+    params: npt.NDArray[np.uint32]
+    push: dict[str, Any]
+    takes: dict[str, list[tuple[int, int]]]
+    shows: Mapping[str, Callable[[Array], Array]]
+    given: dict[str, Array] = field(default_factory=dict)
+
+    def nbytes(self, names: frozenset[str] | None = None) -> int:
+        """Bytes that are copied of these bindings (None: of all)."""
+        return sum(
+            n for name, runs in self.takes.items() if names is None or name in names
+            for _, n in runs
+        )  # fmt: skip
+
+    def copy(self, read: Read, names: frozenset[str]) -> dict[str, Array]:
+        """The piece's bytes of these bindings, now."""
+        out = {}
+        for name in names:
+            if name in self.given:
+                out[name] = self.given[name]
+            else:
+                runs = [read(name, at, n) for at, n in self.takes[name]]
+                out[name] = np.concatenate(runs) if len(runs) > 1 else runs[0].copy()
+        return out
+
+
+def floats(array: Array) -> Array:
+    return array.view(np.float32)
+
+
+def halves(array: Array) -> Array:
+    return array.view(np.float16)
+
+
+def words(array: Array) -> Array:
+    return array.view(np.uint32)
+
+
+def piece(
+    contract: Contract,
+    push: Push,
+    params: npt.NDArray[np.uint32],
+    sizes: Mapping[str, int],
+    read: Read,
+    rng: np.random.Generator,
+) -> Piece | None:
+    """A piece of a call, chosen by chance; None when the operation has no way to make one.
+
+    sizes: bytes of each binding; read: for what the choice depends on.
+    """
+    make = _MAKERS.get(contract.name)
+    return make(dict(push), params.copy(), sizes, read, rng) if make else None
+
+
+def wrong(got: Array, want: Array, exact: bool) -> float:
+    """The share of elements that cannot be rounding. `exact`: the variant computes in float32."""
+    if got.dtype == np.uint32:
+        from kernels.samples import differs
+
+        return differs(got, want)
+    if got.dtype.kind == "u":
+        step = 1 if got.dtype.itemsize == 1 else 16
+        good = np.abs(got.astype(np.int64) - want) <= step
+    else:
+        x, y = got.astype(np.float64), want.astype(np.float64)
+        share = 5e-3 if exact else 2e-2
+        size = np.abs(y[np.isfinite(y)]).max(initial=1e-6)
+        good = np.isclose(x, y, rtol=share, atol=share * float(size), equal_nan=True)
+    return float(1 - good.mean()) if good.size else 0.0
+
+
+# One function an operation.
+
+
+def _rows(push: Push, w: int, rng: np.random.Generator) -> tuple[int, int, tuple[int, int]]:
+    """Some rows of a matrix: the first, how many, and their run of bytes."""
+    n, k = int(push["n"]), int(push["k"])
+    tile = weights.nbytes(FORMAT_NAMES[push["fmt"]], weights.ROWS, k)
+    first = int(rng.integers(-(-n // ROWS))) * ROWS
+    rows = min(ROWS, n - first)
+    at = first // weights.ROWS * tile
+    return first, rows, (at, min(-(-rows // weights.ROWS) * tile, w - at))
+
+
+def _matvec(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    first, rows, run = _rows(push, sizes["w"], rng)
+    takes = {"w": [run], "x": [(0, 4 * push["k"])], "y": [(4 * (push["y0"] + first), 4 * rows)]}
+    return Piece(params, {**push, "n": rows, "y0": 0}, takes, {"y": floats})
+
+
+def _matmul(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    first, rows, run = _rows(push, sizes["w"], rng)
+    tokens, begin = int(params[N_TOKENS]), push["y0"] + first
+    takes = {
+        "w": [run],
+        "x": [(0, 4 * tokens * push["k"])],
+        "y": [(4 * (t * push["ldy"] + begin), 4 * rows) for t in range(tokens)],
+    }
+    return Piece(params, {**push, "n": rows, "y0": 0, "ldy": rows}, takes, {"y": floats})
+
+
+def _embed(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    k, t = push["k"], int(rng.integers(max(1, int(params[N_TOKENS]))))
+    ident = read("ids", 4 * t, 4).copy()
+    tile = weights.nbytes(FORMAT_NAMES[push["fmt"]], weights.ROWS, k)
+    row = int(words(ident)[0]) - push["row0"]
+    # A row of another shard: then the call has to leave the token alone.
+    number = row // weights.ROWS if 0 <= row < push["rows"] else 0
+    rows = min(weights.ROWS, push["rows"] - number * weights.ROWS)
+    params[N_TOKENS] = 1
+    takes = {"table": [(number * tile, tile)], "out": [(4 * t * k, 4 * k)]}
+    push = {**push, "row0": push["row0"] + number * weights.ROWS, "rows": rows}
+    return Piece(params, push, takes, {"out": floats}, {"ids": ident})
+
+
+def _token(params: Any, rng: Any) -> int:
+    """One of the slice's tokens; the parameters then speak of it alone."""
+    t = int(rng.integers(max(1, int(params[N_TOKENS]))))
+    params[N_TOKENS], params[LAST_ROW] = 1, 0
+    return t
+
+
+def _rmsnorm(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    row = 4 * push["k"]
+    last = int(params[LAST_ROW])
+    t = _token(params, rng)
+    x, y = (last, 0) if push["last"] else (t, t)
+    takes = {"x": [(x * row, row)], "w": [(0, row)], "y": [(y * row, row)]}
+    return Piece(params, push, takes, {"y": floats})
+
+
+def _swiglu(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    row, t = 4 * push["f"], _token(params, rng)
+    takes = {"gu": [(2 * t * row, 2 * row)], "h": [(t * row, row)]}
+    return Piece(params, push, takes, {"h": floats})
+
+
+def _topk(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    takes = {name: [(0, n)] for name, n in sizes.items()}
+    takes["logits"] = [(0, 4 * push["v"])]
+    return Piece(params, push, takes, {("out" if push["stage"] else "part"): words})
+
+
+def _rope_kv(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    heads, kv_heads, dim, ctx = (int(push[k]) for k in ("heads", "kv_heads", "dim", "ctx"))
+    tokens, pos = int(params[N_TOKENS]), int(params[POS0])
+    params[POS0] = 0
+    row = 4 * push["rope_dims"]
+    cache = [(2 * dim * (h * ctx + pos), 2 * dim * tokens) for h in range(kv_heads)]
+    takes = {
+        "qkv": [(0, 4 * tokens * (heads + 2 * kv_heads) * dim)],
+        "table": [(pos * row, tokens * row)],
+        "kc": cache,
+        "vc": cache,
+    }
+    shows = {"qkv": floats, "kc": halves, "vc": halves}
+    return Piece(params, {**push, "ctx": tokens}, takes, shows)
+
+
+def _attention(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    """One key's head, and the heads of the query that use it."""
+    heads, kv_heads, dim, ctx = (int(push[k]) for k in ("heads", "kv_heads", "dim", "ctx"))
+    each, width = heads // kv_heads, heads + 2 * kv_heads
+    g = int(rng.integers(kv_heads))
+    tokens = int(params[N_TOKENS])
+    # Keys and values come from the caches; of qkv they only have to take their place.
+    qkv = [
+        (4 * dim * (t * width + h), 4 * dim * n)
+        for t in range(tokens)
+        for h, n in ((g * each, each), (heads, 2))
+    ]
+    used = int(params[POS0]) + tokens
+    cache = [(2 * dim * g * ctx, 2 * dim * used)]
+    out = [(4 * dim * (t * heads + g * each), 4 * dim * each) for t in range(tokens)]
+    takes = {"qkv": qkv, "kc": cache, "vc": cache, "out": out}
+    push = {**push, "heads": each, "kv_heads": 1, "ctx": used}
+    return Piece(params, push, takes, {"out": floats})
+
+
+def _conv3x3(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    cin, cout, rows, xs = (int(push[k]) for k in ("cin", "cout", "rows", "xs"))
+    t = int(rng.integers(max(1, int(params[video.N_TILES]))))
+    first = int(rng.integers(-(-rows // LINES))) * LINES
+    lines = min(LINES, rows - first)
+    params[video.N_TILES] = 1
+    takes = {
+        "x": [(4 * (t * push["x_tile"] + first * cin * xs), 4 * ((lines + 2) * cin * xs + 2))],
+        "w": [(0, sizes["w"])],
+        "y": [(4 * (t * push["y_tile"] + first * cout * xs), 4 * lines * cout * xs)],
+    }
+    return Piece(params, {**push, "rows": lines}, takes, {"y": floats})
+
+
+def _tile(params: Any, rng: Any) -> int:
+    t = int(rng.integers(max(1, int(params[video.N_TILES]))))
+    params[video.N_TILES] = 1
+    params[video.COL0] += t
+    return t
+
+
+def _luma_in(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    t = _tile(params, rng)
+    size = 4 * (push["th"] + 2 * push["halo"]) * push["xs"]
+    takes = {"src": [(0, sizes["src"])], "y": [(4 * t * push["y_tile"], size)]}
+    return Piece(params, push, takes, {"y": floats})
+
+
+def _image(push: Push, stride: int, bits: int) -> Callable[[Array], Array]:
+    each = stride * (4 if bits == 8 else 2)
+
+    def look(array: Array) -> Array:
+        samples = video.samples(array, bits)
+        return samples[: samples.size // each * each].reshape(-1, each)
+
+    return look
+
+
+def _shuffle_out(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    t = _tile(params, rng)
+    th, halo, xs, tw = (int(push[k]) for k in ("th", "halo", "xs", "tw"))
+    p = [int(v) for v in params]
+    x0 = 2 * p[video.COL0] * tw
+    x1 = min(x0 + 2 * tw, 2 * p[video.WIDTH])
+    rows = max(0, 2 * min(th, p[video.HEIGHT] - p[video.BAND_Y]))
+    image = _image(push, push["stride"], push["bits"])
+    takes = {
+        "f": [(4 * t * push["f_tile"], 16 * th * xs)],
+        "luma": [(4 * t * push["luma_tile"], 4 * (th + 2 * halo) * xs)],
+        "base": [(0, sizes["base"])],
+        "dst": [(0, sizes["dst"])],
+    }
+    return Piece(params, push, takes, {"dst": lambda array: image(array)[:rows, x0:x1]})
+
+
+def _chroma_x2(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    p = [int(v) for v in params]
+    rows, cols = 2 * p[video.C_ROWS], 2 * p[video.C_WIDTH] * push["step"]
+    image = _image(push, push["out_stride"], push["bits"])
+    takes = {name: [(0, n)] for name, n in sizes.items()}
+    return Piece(params, push, takes, {"dst": lambda array: image(array)[:rows, :cols]})
+
+
+_MAKERS: Mapping[str, Callable[..., Piece]] = {
+    "matvec": _matvec,
+    "matmul": _matmul,
+    "embed": _embed,
+    "rmsnorm": _rmsnorm,
+    "swiglu": _swiglu,
+    "topk": _topk,
+    "rope_kv": _rope_kv,
+    "attention_decode": _attention,
+    "attention_prefill": _attention,
+    "conv3x3": _conv3x3,
+    "luma_in": _luma_in,
+    "shuffle_out": _shuffle_out,
+    "chroma_x2": _chroma_x2,
+}

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of running slices are computed again, and what is wrong is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernels
+from engine.backends.base import RunStats
+from engine.backends.crosscheck import CheckedBackend, Suspect
+from engine.backends.null import NullBackend, NullExecutable
+from engine.backends.vulkan import VulkanBackend
+from engine.text.generate import Generation, Request
+from engine.text.model import TextModel
+from engine.video import frames
+from engine.video.frames import FrameFormat
+from engine.video.network import VideoModel
+from engine.video.upscale import VideoPipeline
+from kernels import pieces
+from tests.engine.conftest import write_model
+
+
+class Apart(NullExecutable):
+    """numpy's executable, in parts; `off` is added to what a kernel writes."""
+
+    off = ""
+
+    def run_apart(self, sequences: Any, at: int, before: Any, after: Any) -> RunStats:
+        calls = [c for name in sequences for c in self.program.sequences[name]]
+        for i, call in enumerate(calls):
+            if i == at:
+                before()
+            self._call(call)
+            if f"{call.op}.{call.variant}" == self.off:
+                self.view(call.bindings[-1].buffer).view(np.float32)[:] += 0.5
+            if i == at:
+                after()
+        return RunStats(0.0)
+
+
+class Numpy(NullBackend):
+    """numpy's backend, whose kernels can be put aside."""
+
+    def __init__(self, off: str = "") -> None:
+        super().__init__(reference=True)
+        self.off = off
+        self.aside: dict[str, str] = {}
+
+    def executable(self, program: Any, weights: Any) -> Apart:
+        exe = Apart(self._counters, program, weights, True, lambda: False)
+        exe.off = self.off
+        return exe
+
+    def quarantine(self, op: str, variant: str, wrong: str) -> None:
+        self.aside[f"{op}.{variant}"] = wrong
+
+
+def checked(inner: Any, rate: float = 1.0) -> CheckedBackend:
+    return CheckedBackend(inner, rate, np.random.default_rng(3))
+
+
+def generate(backend: Any, path: Path, n: int = 30) -> tuple[list[int], Any]:
+    model = TextModel.load(path, "", backend, chunk=3)
+    state = model.state(64)
+    request = Request("generate", "a long time ago in a far land", settings={"max_tokens": n})
+    run = Generation(state, request)
+    ids = []
+    try:
+        while not run.finished:
+            ids += [e.id for e in run.step() if hasattr(e, "id")]
+        return ids, state.executable
+    finally:
+        state.close()
+        model.close()
+
+
+@pytest.fixture(scope="module", params=["F16", "Q8_0", "Q4_0"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("m")
+    return write_model(folder / "m.gguf", request.param)
+
+
+def test_every_operation_has_pieces() -> None:
+    assert set(pieces._MAKERS) == set(kernels.manifest())
+
+
+def test_numpy_passes_its_own_checks(path: Path) -> None:
+    backend = checked(Numpy())
+    ids, exe = generate(backend, path)
+    assert backend.counters()["checks"] >= len(ids)
+    assert backend.counters()["checks_failed"] == 0
+    assert {name.split(".")[0] for name in exe.passed} >= {"matvec", "matmul", "topk", "rope_kv"}
+    assert ids == generate(Numpy(), path)[0]
+
+
+@pytest.mark.parametrize("name", ["swiglu.base", "rmsnorm.base", "attention_decode.base"])
+def test_half_off_is_found(path: Path, name: str) -> None:
+    backend = checked(Numpy(name))
+    with pytest.raises(Suspect, match=name) as error:
+        generate(backend, path)
+    assert error.value.kernel == name
+    assert list(backend.inner.aside) == [name]
+    assert "was wrong" in backend.inner.aside[name]
+
+
+def test_rate_nought_checks_nothing(path: Path) -> None:
+    backend = checked(Numpy("swiglu.base"), 0.0)
+    generate(backend, path, 3)
+    assert backend.counters()["checks"] == 0
+
+
+@pytest.mark.gpu
+def test_vulkan_passes_and_counts_the_same(path: Path) -> None:
+    plain, watched = (VulkanBackend(allow_software=True) for _ in range(2))
+    try:
+        ids, _ = generate(plain, path)
+        backend = checked(watched)
+        assert generate(backend, path)[0] == ids
+        counters = backend.counters()
+        assert counters.pop("checks") >= len(ids)
+        assert counters.pop("checks_failed") == 0
+        assert counters == plain.counters()
+    finally:
+        plain.close()
+        watched.close()
+
+
+FAST = Path(frames.__file__).with_name("models") / "nsr-fast.pvrm"
+FORMATS = [
+    FrameFormat(70, 38, "i420", 8, "left", False),
+    FrameFormat(45, 22, "nv12", 16, "centre", True),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", FORMATS, ids=["i420", "nv12"])
+def test_vulkan_video_passes(fmt: FrameFormat) -> None:
+    inner = VulkanBackend(allow_software=True)
+    backend = checked(inner)
+    try:
+        model = VideoModel.load(str(FAST), backend)
+        pipeline = VideoPipeline(backend, model, fmt, tile=16)
+        rng = np.random.default_rng(1)
+        src = [rng.integers(0, 256, (p.height, p.stride), dtype=np.uint8) for p in fmt.planes()]
+        dst = [np.zeros((p.height, p.stride), np.uint8) for p in pipeline.out_format.planes()]
+        for _ in range(8):
+            pipeline.begin(src, dst)
+            while not pipeline.step():
+                pass
+        assert backend.counters()["checks"] >= 8
+        assert {n.split(".")[0] for n in pipeline._exe.passed} == {
+            "luma_in", "conv3x3", "shuffle_out", "chroma_x2"
+        }  # fmt: skip
+        pipeline.close()
+    finally:
+        inner.close()
