@@ -177,6 +177,7 @@ def data(target: Target) -> None:
 
 def configuration(target: Target) -> None:
     """/etc/pvrd with the sample, unless there is one. Not in the manifest: the administrator's."""
+    target.folder(Path("/etc"))
     folder = target.at("/etc/pvrd")
     (folder / "pvrd.toml.d").mkdir(parents=True, exist_ok=True)
     if not (folder / "pvrd.toml").exists():
@@ -276,6 +277,9 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
         else:
             print("Start it now and at every boot: systemctl enable --now pvrd.service "
                   "(the first call of pvrctl starts it as well).")
+    elif target.destdir == Path("/"):
+        print("No systemd runs here, so nothing was started. `pvrd --bus user` serves a user; "
+              "where systemd runs: systemctl enable --now pvrd.service.")
 
 
 def uninstall(target: Target, purge: bool) -> None:
