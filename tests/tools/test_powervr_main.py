@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kernels
+from engine.backends import profiles
 from tools.powervr import __main__ as powervr
 from tools.powervr import probe, profile, sysroot, table
 
@@ -64,6 +65,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
     monkeypatch.setattr(powervr, "DOCUMENT", document)
     monkeypatch.setattr(profile, "FOLDER", tmp_path / "profiles")
+    monkeypatch.setattr(profiles, "FOLDER", tmp_path)
     packages = {"mesa-vulkan-drivers": "26.2.6-1"}
     monkeypatch.setattr(sysroot, "prepare", lambda update: (tmp_path, packages))
     monkeypatch.setattr(probe, "info", info)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import kernels
+from engine.backends import profiles
 from engine.backends.base import Limits
 from tools.powervr import probe, profile
 from tools.powervr.__main__ import measure
@@ -51,6 +53,8 @@ def test_kept_profile(core: str) -> None:
     assert limits.subgroup_size == 32
     assert set(made["features"]) == profile.features(made["queried"])
     assert not {"fp16", "int8", "int16", "int64", "storage8", "storage16"} & set(made["features"])
+    assert not {"device_address", "memory_model", "fp64"} & set(made["features"])
+    assert "int_dot" in made["features"]
     assert "subgroup_quad" not in made["features"]
     assert made["queried"]["timestampValidBits"] == 0
 
@@ -91,6 +95,27 @@ def test_what_fits_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         row = measure(tmp_path, "bxs-4-64", entry, kept("bxs-4-64"), 9)
         assert row == Row("ok", True, 7, 5)
     assert asked == [(tmp_path, "bxs-4-64", tmp_path / "x.spv", 4, 128, 9)] * 2
+
+
+@pytest.mark.parametrize("core", list(probe.CORES))
+def test_engines_profile_is_the_same(core: str) -> None:
+    made = profiles.load(core)
+    assert made.limits == vars(profile.limits_of(kept(core)))
+    assert made.features == frozenset(kept(core)["features"])
+
+
+def test_keeping_a_profile_keeps_the_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = kept("axe-1-16m")
+    monkeypatch.setattr(profile, "FOLDER", tmp_path / "a")
+    monkeypatch.setattr(profiles, "FOLDER", tmp_path)
+    (tmp_path / "axe-1-16m.json").write_text('{"about": "a board", "limits": {}, "x": 1}')
+    profile.keep(made)
+    assert profile.kept("axe-1-16m") == made
+    words = json.loads((tmp_path / "axe-1-16m.json").read_text())
+    assert words["about"] == "a board"
+    assert (words["limits"], words["features"]) == (made["limits"], made["features"])
 
 
 def test_subgroups_count_only_where_compute_has_them() -> None:

@@ -3,7 +3,8 @@
 
 A profile is {"name", "driver", "limits", "features", "queried"}: `limits` has the keys of
 engine.backends.base.Limits, `features` the names of DeviceInfo.features, `queried` the driver's own
-words, without what depends on the machine that asked.
+words, without what depends on the machine that asked. The engine's profile of the same name
+(engine/backends/profiles) is kept with the same limits and features.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engine.backends import profiles
 from engine.backends.base import Limits
 from engine.backends.devices import SUBGROUP_FEATURES
 
@@ -22,6 +24,8 @@ from engine.backends.vulkan.api import _FEATURES_11, _FEATURES_12, _FEATURES_COR
 
 FOLDER = Path(__file__).resolve().parent / "profiles"
 _STAGE_COMPUTE = 0x20
+# Features that are extensions, or that the gate alone knows.
+_FEATURES_EXTRA = {"shaderIntegerDotProduct": "int_dot", "bufferDeviceAddress": "device_address"}
 
 
 def limits(queried: Mapping[str, Any]) -> Limits:
@@ -46,7 +50,7 @@ def limits(queried: Mapping[str, Any]) -> Limits:
 
 def features(queried: Mapping[str, Any]) -> frozenset[str]:
     """The engine's names of the features that are there."""
-    known = _FEATURES_CORE | _FEATURES_11 | _FEATURES_12
+    known = _FEATURES_CORE | _FEATURES_11 | _FEATURES_12 | _FEATURES_EXTRA
     have = {name for field, name in known.items() if queried[field]}
     if queried["subgroupSupportedStages"] & _STAGE_COMPUTE:
         bits = queried["subgroupSupportedOperations"]
@@ -84,10 +88,19 @@ def kept(core: str) -> dict[str, Any] | None:
 
 
 def keep(profile: Mapping[str, Any]) -> None:
-    """Writes a profile into the tree."""
+    """Writes a profile into the tree, and the engine's with the same limits and features."""
+    name = f"{profile['name']}.json"
     FOLDER.mkdir(exist_ok=True)
-    text = json.dumps(profile, indent=2) + "\n"
-    (FOLDER / f"{profile['name']}.json").write_text(text)
+    (FOLDER / name).write_text(json.dumps(profile, indent=2) + "\n")
+    file = profiles.FOLDER / name
+    words = json.loads(file.read_text("utf-8")) if file.is_file() else {"about": profile["name"]}
+    words |= {
+        "name": profile["name"],
+        "source": f"asked of the driver ({profile['driver']}) by `make powervr`",
+        "limits": profile["limits"],
+        "features": profile["features"],
+    }
+    file.write_text(json.dumps(words, indent=2) + "\n")
 
 
 def differences(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[str]:
