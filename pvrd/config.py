@@ -37,6 +37,7 @@ class Key:
 KEYS: Mapping[str, Key] = {
     "gpu.enabled": Key("bool", True, True),
     "gpu.allow_software": Key("bool", False, True),
+    "gpu.check_rate": Key("float", 0.01, True, high=1.0),
     "cpu.threads": Key("int", 0, True, high=1024),
     "models.paths": Key("strs", ()),
     "models.text": Key("str", "", True),
@@ -65,8 +66,9 @@ KEYS: Mapping[str, Key] = {
 
 # What a worker is told in its hello; a change of one starts it anew.
 WORKER_KEYS = frozenset(
-    {"gpu.enabled", "gpu.allow_software", "cpu.threads", "video.tile", "video.overlap",
-     "text.chunk", "debug.faults", "workers.program", "workers.gpu_socket", "workers.cpu_socket"}
+    {"gpu.enabled", "gpu.allow_software", "gpu.check_rate", "cpu.threads", "video.tile",
+     "video.overlap", "text.chunk", "debug.faults", "workers.program", "workers.gpu_socket",
+     "workers.cpu_socket"}
 )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ def _device(worker: Worker) -> dict[str, Variant]:
         "pid": V("u", worker.pid),
         "generation": V("u", worker.generation),
     }
+    out["quarantined"] = V("a{ss}", worker.quarantined)
     for key in ("limits", "properties"):
         value = (device or {}).get(key)
         out[key] = variant(value) if isinstance(value, dict) else V("a{sv}", {})
@@ -64,6 +65,11 @@ async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
         _fact("bus", "ok", f"the name org.pvrd.Pvrd1 is owned on the {bus} bus"),
     ]
     out += [_worker_fact(worker) for worker in core.supervisor.workers]
+    remedy = "another driver version, or another build of pvrd, is tested anew"
+    for worker in core.supervisor.workers:
+        for name, reason in worker.quarantined.items():
+            text = f"the kernel {name} is not used: {reason}"
+            out.append(_fact(worker.kind, "warning", text, "quarantined", remedy))
     models = describe(core.store)
     for kind in ("text", "video"):
         names = [m["name"] for m in models if m["kind"] == kind]

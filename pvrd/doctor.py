@@ -58,7 +58,11 @@ def daemon_facts(state: Mapping[str, Any], notes: Sequence[Mapping[str, Any]]) -
     devices = [dict(device) for device in state.get("Devices", ())]
     gpu: dict[str, Any] = next((device for device in devices if device.get("kind") == "gpu"), {})
     properties = gpu.get("properties") or {}
-    quarantined = properties.get("quarantined") or []
+    quarantined = gpu.get("quarantined") or properties.get("quarantined") or {}
+    if isinstance(quarantined, str):
+        quarantined = quarantined.split()
+    if not isinstance(quarantined, Mapping):
+        quarantined = dict.fromkeys(quarantined, "")
     return {
         "version": state.get("Version", "?"),
         "state": state.get("State", ""),
@@ -66,7 +70,7 @@ def daemon_facts(state: Mapping[str, Any], notes: Sequence[Mapping[str, Any]]) -
         "code": "" if gpu.get("present") else gpu.get("code", ""),
         "devices": devices,
         "pids": [device["pid"] for device in devices if device.get("pid")],
-        "quarantined": quarantined if isinstance(quarantined, list) else str(quarantined).split(),
+        "quarantined": {str(name): str(reason) for name, reason in quarantined.items()},
         "notes": list(notes),
     }
 
@@ -353,13 +357,15 @@ def running(facts: Facts) -> Iterator[Finding]:
             "Read `journalctl -u 'pvrd-worker-gpu@*' -b`.",
         )
     if facts.daemon is not None:
-        bad = list(state.get("quarantined", ()))
+        bad = dict(state.get("quarantined", ()))
         if bad:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in bad.items() if reason)
             yield Finding(
                 "kernels",
                 False,
-                f"Quarantined on this device: {', '.join(map(str, bad))}.",
-                "They gave wrong answers or crashed in the self-test, slower ones do their work.",
+                f"Quarantined on this device: {', '.join(bad)}.",
+                (_sentence(reasons) + " " if reasons else "")
+                + "Other kernels, or the CPU, do their work.",
                 "Update the Vulkan driver: each new version is tested anew.",
             )
         else:

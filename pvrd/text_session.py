@@ -257,6 +257,8 @@ class TextJob:
                                             **self._device(worker), "seed": self.settings["seed"]})
             elif kind == "text.token":
                 await self._token(worker, message)
+            elif kind == "text.suspect":
+                await self._suspect(worker, message)
             elif kind == "text.end":
                 # The rest of the text may need lines of its own.
                 await self.stream.room()
@@ -279,6 +281,12 @@ class TextJob:
             self.stream.write("token", {"n": n, **fields, "text": piece})
             fields = {}
         worker.send({"t": "ack", "job": self.id, "n": self._journal.count})
+
+    async def _suspect(self, worker: Worker, message: Mapping[str, Any]) -> None:
+        since = min(max(int(message.get("since", 0)), 0), self._journal.count)
+        await self.stream.room()
+        fields = {key: str(message.get(key, ""))[:300] for key in ("kernel", "reason")}
+        self.stream.write("suspect", {"since": since, **fields, **self._device(worker)})
 
     def _device(self, worker: Worker | None) -> dict[str, str]:
         if worker is None:

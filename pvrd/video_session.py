@@ -204,6 +204,10 @@ class VideoSession(Session):
         if self.choice != "auto" or not isinstance(error, FALL_BACK):
             return False
         self._stay = True
+        for frame in self._frames:
+            if frame.issued and frame.answer is None:
+                frame.issued = False
+                self.core.stats.frames_reissued += 1
         return True
 
     def _fail(self, why: str) -> None:

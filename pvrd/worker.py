@@ -27,6 +27,8 @@ SOFTWARE_PIPELINE_S, PIPELINE_S = 120.0, 30.0
 HEALTHY_S = 60.0  # a worker that lived so long starts the back-off from the beginning
 BUSY_RETRY_S = 60.0
 OFF = "the configuration turns it off (gpu.enabled)"
+BY_OTHERS = ("it was killed by signal 9", "it was killed by signal 15")  # says nothing of a kernel
+MOST_KERNELS = 256
 DEVICE_CODES = ("busy", "failed")  # that may pass
 
 
@@ -118,6 +120,8 @@ class Worker:
         self._ready_at = 0.0
         self._greeted = False
         self._busy = False
+        self._silent = False  # it was ended because it did not answer
+        self._previous: dict[str, Any] = {}  # how the one before ended, when that says something
         self._restart = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -172,6 +176,7 @@ class Worker:
                 continue
             how = await self._one_life()
             lived = time.monotonic() - self._ready_at if self._ready_at else 0.0
+            self._previous = {}
             if self._restart.is_set():
                 failures = 0
                 continue
@@ -184,6 +189,8 @@ class Worker:
             failures = 1 if lived >= HEALTHY_S else failures + 1
             self.counters.restarts += 1
             self.counters.last_exit = how
+            if how not in BY_OTHERS:
+                self._previous = {"how": how[:200], "silent": self._silent}
             pause = 0.0
             if failures > 1 or not lived:
                 pause = min(
@@ -208,7 +215,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._end = loop.create_future()
         self._ready_at = 0.0
-        self._greeted = self._busy = False
+        self._greeted = self._busy = self._silent = False
         self._process = None
         self.generation += 1
         path = self.config.text(f"workers.{self.kind}_socket")
@@ -250,6 +257,8 @@ class Worker:
                 "tile": config.whole("video.tile"),
                 "overlap": config.whole("video.overlap"),
                 "chunk": config.whole("text.chunk"),
+                "check_rate": config.number("gpu.check_rate"),
+                "previous": self._previous,
                 "faults": list(config.texts("debug.faults")),
             },
         }
@@ -331,6 +340,7 @@ class Worker:
                 asked = now
                 self.send({"t": "ping", "n": number})
             elif asked is not None and now - asked > self.deadline():
+                self._silent = True
                 self._on_end(f"it did not answer for {self.deadline():g} s")
                 return
 
@@ -348,6 +358,8 @@ class Worker:
             self._on_hello(message, received.pid)
         elif kind == "dying":
             self._on_end(f"it lost its device: {str(message.get('reason', ''))[:200]}")
+        elif kind == "quarantine":
+            self._on_quarantine(message)
         elif kind in ("loaded", "progress"):
             self._on_loading(message)
         elif kind == "stats":
@@ -398,6 +410,19 @@ class Worker:
             MESSAGE_ID=systemd.MESSAGE_WORKER_READY, PVRD_DEVICE=self.kind,
         )  # fmt: skip
 
+    def _on_quarantine(self, message: Mapping[str, Any]) -> None:
+        if self.device is None or not isinstance(found := message.get("kernels"), dict):
+            return
+        before = self.quarantined
+        self.device = {**self.device, "quarantined": found}
+        for name, reason in self.quarantined.items():
+            if name not in before:
+                systemd.log(
+                    systemd.WARNING, f"the {self.kind} does not use {name} any more: {reason}",
+                    PVRD_DEVICE=self.kind, PVRD_REASON=reason,
+                )  # fmt: skip
+        self.changed()
+
     def _on_loading(self, message: Mapping[str, Any]) -> None:
         loading = self.models.get(str(message.get("model")))
         if loading is None or loading.future.done():
@@ -417,6 +442,13 @@ class Worker:
     def name(self) -> str:
         """The device's name for people."""
         return str((self.device or {}).get("name", ""))[:200]
+
+    @property
+    def quarantined(self) -> dict[str, str]:
+        """Kernels that the device must not run, with the reasons."""
+        found = (self.device or {}).get("quarantined")
+        entries = list(found.items())[:MOST_KERNELS] if isinstance(found, dict) else []
+        return {str(name)[:100]: str(reason)[:300] for name, reason in entries}
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Sends to the present worker; without one the message is lost, as if it just died."""

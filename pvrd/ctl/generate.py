@@ -127,6 +127,7 @@ class Answer:
         self.text: list[str] = []
         self.ids: list[int] = []
         self.top5: list[Any] = []
+        self.suspect: list[list[int]] = []  # first and last token of what may be wrong
         self.start: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
         self._show = show
@@ -158,6 +159,14 @@ class Answer:
         elif kind == "device":
             self._device = event
             self._restarts = int(event.get("restarts", self._restarts + 1))
+        elif kind == "suspect":
+            since = int(event.get("since", 0))
+            if since < len(self.ids):
+                self.suspect.append([since, len(self.ids) - 1])
+                output.warn(
+                    f"tokens {since} to {len(self.ids) - 1} may be wrong: "
+                    f"{event.get('device_name', '')} computed {event.get('kernel', '')} wrongly"
+                )
         elif kind == "end":
             self.end = event
             self._piece(str(event.get("text", "")))
@@ -180,6 +189,8 @@ class Answer:
             "seed": self.start.get("seed", 0),
             "reason": self.end.get("reason", ""),
         }
+        if self.suspect:
+            record["suspect"] = self.suspect
         return {**record, "top5": self.top5} if top5 else record
 
 

@@ -14,7 +14,7 @@ import psutil
 from engine.errors import PvrError
 
 if TYPE_CHECKING:
-    from engine.backends.base import Backend, DeviceInfo
+    from engine.backends.base import Backend, DeviceInfo, Executable
 
 
 def thread_count(config: Mapping[str, Any]) -> int:
@@ -50,25 +50,45 @@ def open_device(kind: str, config: Mapping[str, Any]) -> Opened:
         from engine.backends.cpu import CpuBackend
 
         return Opened(CpuBackend(thread_count(config)))
+    from engine.backends.crosscheck import CheckedBackend
     from engine.backends.devices import NoDevice
+    from engine.backends.selftest import Previous
     from engine.backends.vulkan import VulkanBackend
 
+    before = config.get("previous") or {}
     try:
-        return Opened(
-            VulkanBackend(
-                allow_software=bool(config.get("allow_software")),
-                want=str(config.get("device") or ""),
-                deadline_s=float(config.get("slice_s") or 0),
-                verdicts=Path(cache) / "devices" if (cache := config.get("cache")) else None,
-            )
+        backend = VulkanBackend(
+            allow_software=bool(config.get("allow_software")),
+            want=str(config.get("device") or ""),
+            deadline_s=float(config.get("slice_s") or 0),
+            verdicts=Path(cache) / "devices" if (cache := config.get("cache")) else None,
+            previous=Previous(str(before.get("how") or ""), bool(before.get("silent"))),
         )
+        return Opened(CheckedBackend(backend, float(config.get("check_rate") or 0)))
     except NoDevice as e:
         return Opened(None, str(e), e.code)
     except PvrError as e:
         return Opened(None, str(e), "failed")
 
 
-def describe(info: DeviceInfo) -> dict[str, Any]:
+def quarantined(backend: Backend) -> dict[str, str]:
+    """The kernels that this device must not run, with the reasons."""
+    ask = getattr(backend, "quarantined", None)
+    found: dict[str, str] = ask() if ask else {}
+    return found
+
+
+def doubt(backend: Backend, executable: Executable) -> tuple[str, str] | None:
+    """A kernel, and why, that an executable was recorded with and that was put aside since."""
+    known = quarantined(backend)
+    if known:
+        for name in getattr(executable, "kernels", ()):
+            if name in known:
+                return name, known[name]
+    return None
+
+
+def describe(info: DeviceInfo, quarantined: Mapping[str, str]) -> dict[str, Any]:
     """A device as the hello tells it."""
     return {
         "kind": info.kind,
@@ -78,4 +98,5 @@ def describe(info: DeviceInfo) -> dict[str, Any]:
         "features": sorted(info.features),
         "limits": asdict(info.limits),
         "properties": dict(info.properties),
+        "quarantined": dict(quarantined),
     }

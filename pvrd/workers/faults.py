@@ -3,7 +3,7 @@
 
 A fault is written KIND:FAULT[:N], e.g. "gpu:device_lost:17": in the worker of that kind, from the
 N-th submission of the process on (from 1, the default). Only the first worker of a kind (generation
-1) takes faults, so its successor is sound.
+1) takes such faults, so its successor is sound.
 
 - `device_lost`  the submission raises DeviceLost
 - `hang`         the submission never returns, as with a driver that is stuck
@@ -11,6 +11,12 @@ N-th submission of the process on (from 1, the default). Only the first worker o
 - `nan`          what is read back after the submission is NaN
 - `slow`         each submission takes N milliseconds more
 - `no_device`    there is no device at all
+
+A driver's compiler is not mended by a new process, so these are for every generation; their third
+part is the kernel's name ("gpu:compile_hang:swiglu.base"):
+
+- `compile_hang`   the compiler never returns
+- `compile_abort`  the compiler aborts the process
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from engine.errors import DeviceLost
 from engine.program import Program
 
 FAULTS = ("device_lost", "hang", "exit", "nan", "slow", "no_device")
+COMPILER_FAULTS = ("compile_hang", "compile_abort")
 
 
 @dataclass
@@ -37,6 +44,15 @@ class Faults:
 
     at: Mapping[str, int] = field(default_factory=dict)
     submissions: int = 0
+    compiler: Mapping[str, str] = field(default_factory=dict)  # a kernel's name: its fault
+
+    def compiling(self, name: str) -> None:
+        """What the compiler does to a kernel, when it does not do its work."""
+        fault = self.compiler.get(name)
+        if fault == "compile_abort":
+            os.abort()
+        while fault:
+            signal.pause()
 
     def due(self, name: str) -> bool:
         """True from the fault's submission on."""
@@ -50,16 +66,21 @@ def parse(specs: str | Iterable[str], kind: str, generation: int) -> Faults:
         ValueError: a malformed one, whatever worker it is for.
     """
     at: dict[str, int] = {}
+    compiler: dict[str, str] = {}
     if isinstance(specs, str):
         specs = [s.strip() for s in specs.split(",") if s.strip()]
     for spec in specs:
         parts = spec.split(":")
+        if len(parts) == 3 and parts[0] == "gpu" and parts[1] in COMPILER_FAULTS:
+            if kind == "gpu":
+                compiler[parts[2]] = parts[1]
+            continue
         if len(parts) not in (2, 3) or parts[0] not in ("gpu", "cpu") or parts[1] not in FAULTS:
             raise ValueError(f"no fault of the form KIND:FAULT[:N]: {spec!r}")
         number = int(parts[2]) if len(parts) == 3 else 1
         if parts[0] == kind and generation == 1:
             at[parts[1]] = number
-    return Faults(at)
+    return Faults(at, compiler=compiler)
 
 
 class FaultyBackend:

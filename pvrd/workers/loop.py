@@ -100,19 +100,34 @@ class Worker:
         except Exception as e:  # a driver may fail in any way; there is an answer all the same
             self._report(e)
             opened = devices.Opened(None, "the device could not be opened", "failed")
+        backend, described = opened.backend, None
+        if backend is not None:
+            described = devices.describe(backend.info, devices.quarantined(backend))
         self.send(
             {
                 "t": "hello",
                 "protocol": protocol.PROTOCOL,
                 "pid": os.getpid(),
-                "device": devices.describe(opened.backend.info) if opened.backend else None,
+                "device": described,
                 "reason": opened.reason,
                 "code": opened.code,
             }
         )
-        if opened.backend is not None and wanted.at:
-            return faults.FaultyBackend(opened.backend, wanted)
-        return opened.backend
+        if (listen := getattr(backend, "listen", None)) is not None:
+            listen(lambda what, name, reason: self._on_kernel(what, name, backend, wanted))
+        if backend is not None and wanted.at:
+            return faults.FaultyBackend(backend, wanted)
+        return backend
+
+    def _on_kernel(
+        self, what: str, name: str, backend: Backend | None, wanted: faults.Faults
+    ) -> None:
+        """What happens to a kernel of the GPU is told before the driver gets it."""
+        if what == "trying":
+            self.send({"t": "busy", "on": True, "kernel": name})
+            wanted.compiling(name)
+        elif backend is not None:
+            self.send({"t": "quarantine", "kernels": devices.quarantined(backend)})
 
     def _wait_for_end(self) -> int:
         """Without a device: answers pings until pvrd lets go."""

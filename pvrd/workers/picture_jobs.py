@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.backends.selftest import Quarantined
 from engine.errors import OutOfMemory
 from engine.video.picture import PictureJob
-from pvrd.workers import protocol
+from pvrd.workers import devices, protocol
 from pvrd.workers.models import Models
 
 DEFAULT_PRIORITY = 5
@@ -62,7 +63,11 @@ class PictureTask:
         Raises:
             InvalidArgument: a damaged picture.
             DeviceLost, OutOfMemory
+            Quarantined: a kernel that the picture is made with turned out to be wrong.
         """
+        executable = self._picture.executable
+        if executable is not None and (found := devices.doubt(self._models.backend, executable)):
+            raise Quarantined("The picture's kernel {} is not used any more ({}).".format(*found))
         if self._picture.progress[1]:
             finished = self._picture.step()
         else:  # one of the first slices makes the pipelines

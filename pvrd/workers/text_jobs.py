@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.backends.crosscheck import Suspect
 from engine.errors import InvalidArgument
 from engine.text import generate, journal
 from engine.text.generate import Event, Generation
 from engine.text.model import State, TextModel
-from pvrd.workers import protocol
+from pvrd.workers import devices, protocol
 from pvrd.workers.models import Models
 from pvrd.workers.schedule import Scheduler, Task
 
@@ -42,13 +43,21 @@ class Session:
         Raises:
             UnknownModel, UnsupportedModel, OutOfMemory
         """
-        if self._state is None or (self.model, self._asked) != (model, context):
+        stale = self._state is None or self.doubt() is not None
+        if stale or (self.model, self._asked) != (model, context):
             self.forget()
             loaded: TextModel = self._models.text(model)
             self._state = loaded.state(min(context, int(loaded.info["context"])))
             self._models.acquire(model)
             self.model, self._asked = model, context
+        assert self._state is not None
         return self._state
+
+    def doubt(self) -> tuple[str, str] | None:
+        """A kernel, and why, that may have made the state wrong."""
+        if self._state is None:
+            return None
+        return devices.doubt(self._models.backend, self._state.executable)
 
     def forget(self) -> None:
         """Gives the KV memory back."""
@@ -81,6 +90,9 @@ class TextTask:
         self._sent = self._acked = len(self._delivered)
         self._generation: Generation | None = None
         self._models = models
+        # For each kernel how many tokens there were when it was last found right.
+        self._right: dict[str, int] = {}
+        self._passed: dict[str, int] = {}
         models.text(self.model)
         models.acquire(self.model)
 
@@ -99,17 +111,45 @@ class TextTask:
         self._acked = max(self._acked, n)
 
     def step(self) -> bool:
-        """One slice; False after `text.end`.
+        """One slice; False after `text.end`. A slice that a check found wrong gives nothing but
+        `text.suspect`, and the next one begins again with other kernels.
 
         Raises:
             ContextFull, InvalidArgument, BadModel, OutOfMemory, DeviceLost
+            Quarantined: there are no other kernels.
         """
+        if self._generation is not None and (found := self.session.doubt()) is not None:
+            self._suspect(*found)
         if self._generation is None:
             with self._models.pipelines(self.subject()):
                 state = self.session.state(self.model, self._context)
+            self._passed = dict(getattr(state.executable, "passed", {}))
             self._generation = Generation(state, self._request, self._delivered)
-        self._tell(self._generation.step())
+        try:
+            events = self._generation.step()
+        except Suspect as e:
+            self._suspect(e.kernel, e.reason)
+            return True
+        self._tell(events)
+        passed = getattr(self._generation.state.executable, "passed", {})
+        if passed != self._passed:
+            for name, count in passed.items():
+                if count != self._passed.get(name):
+                    self._right[name] = self._sent
+            self._passed = dict(passed)
         return not self._generation.finished
+
+    def _suspect(self, kernel: str, reason: str) -> None:
+        """Tells from which token on the answer is in doubt, and gives up what was computed."""
+        assert self._generation is not None
+        since = min(self._right.get(kernel, 0), self._sent)
+        self._send(
+            {"t": "text.suspect", "job": self.job, "since": since, "kernel": kernel,
+             "reason": reason}
+        )  # fmt: skip
+        self._delivered = self._generation.answer
+        self._generation = None
+        self.session.forget()
 
     def cancel(self) -> None:
         """Says `text.end` with the reason `cancelled`; the task is over."""

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.backends.crosscheck import Suspect
 from engine.errors import InvalidArgument
 from engine.video.frames import FrameFormat, planes_of, views
 from engine.video.upscale import VideoPipeline
+from pvrd.workers import devices
 from pvrd.workers.models import Models
 
 DEFAULT_PRIORITY = 5
@@ -68,21 +70,17 @@ class VideoTask:
         self._models = models
         self._send = send
         self._frames: deque[Frame] = deque()
-        fmt = FrameFormat.from_json(message["format"])
+        fmt = self._format = FrameFormat.from_json(message["format"])
         layout = message["layout"]
         slots, slot_bytes = int(layout["slots"]), int(layout["slot_bytes"])
         ring = map_ring(fd, slots * slot_bytes)
         config = models.config
-        model = models.video(self._model)
-        with models.pipelines(self.subject()):
-            self._pipeline = VideoPipeline(
-                models.backend,
-                model,
-                fmt,
-                int(message["scale"]),
-                int(message.get("tile") or config.get("tile") or 0),
-                int(message.get("overlap") or config.get("overlap") or 0),
-            )
+        self._sizes = (
+            int(message["scale"]),
+            int(message.get("tile") or config.get("tile") or 0),
+            int(message.get("overlap") or config.get("overlap") or 0),
+        )
+        self._pipeline = self._record()
         try:
             planes = planes_of(layout["in"]["planes"], fmt)
             out_planes = planes_of(layout["out"]["planes"], self._pipeline.out_format)
@@ -96,6 +94,13 @@ class VideoTask:
         models.acquire(self._model)
         tiling = self._pipeline.tiling
         send({"t": "video.ready", "session": self.session, "tiles": tiling.bands * tiling.columns})
+
+    def _record(self) -> VideoPipeline:
+        models = self._models
+        with models.pipelines(self.subject()):
+            return VideoPipeline(
+                models.backend, models.video(self._model), self._format, *self._sizes
+            )
 
     def subject(self) -> Mapping[str, str]:
         return {"session": self.session}
@@ -120,13 +125,30 @@ class VideoTask:
 
     def step(self) -> bool:
         """One slice of the oldest frame; says `frame.done` with the last. True: the session goes
-        on.
+        on. A frame in which a check found something wrong is begun again with other kernels.
 
         Raises:
             DeviceLost, OutOfMemory
+            Quarantined: there are no other kernels.
         """
-        frame, pipeline = self._frames[0], self._pipeline
+        frame = self._frames[0]
         began = time.perf_counter()
+        try:
+            if devices.doubt(self._models.backend, self._pipeline.executable) is not None:
+                self._again(frame)
+            return self._slice(frame, began)
+        except Suspect:
+            self._again(frame)
+            frame.seconds += time.perf_counter() - began
+            return True
+
+    def _again(self, frame: Frame) -> None:
+        frame.begun = False
+        self._pipeline.close()
+        self._pipeline = self._record()
+
+    def _slice(self, frame: Frame, began: float) -> bool:
+        pipeline = self._pipeline
         if not frame.begun:
             frame.begun = True
             pipeline.begin(*self._slots[frame.slot])
