@@ -18,7 +18,8 @@ _CONSTANT, _SPEC_CONSTANT, _VARIABLE, _DECORATE, _MEMBER_DECORATE = 43, 50, 59, 
 _CONTROL_BARRIER = 224
 _MODE_LOCAL_SIZE = 17
 _DECORATION_BINDING, _DECORATION_OFFSET = 33, 35
-_STORAGE_UNIFORM, _STORAGE_WORKGROUP, _STORAGE_PUSH, _STORAGE_BUFFER = 2, 4, 9, 12
+_STORAGE_CONSTANT, _STORAGE_UNIFORM, _STORAGE_WORKGROUP = 0, 2, 4
+_STORAGE_PUSH, _STORAGE_BUFFER = 9, 12
 
 # Names as VkPhysicalDevice…Features spell what each stands for are the backend's matter.
 CAPABILITIES = {
@@ -32,6 +33,17 @@ CAPABILITIES = {
     5347: "PhysicalStorageBufferAddresses", 6016: "DotProductInputAll",
     6017: "DotProductInput4x8Bit", 6018: "DotProductInput4x8BitPacked", 6019: "DotProduct",
     6022: "CooperativeMatrixKHR",
+    # What others' shaders ask for; no kernel here does.
+    12: "Int64Atomics", 28: "UniformBufferArrayDynamicIndexing",
+    29: "SampledImageArrayDynamicIndexing", 30: "StorageBufferArrayDynamicIndexing",
+    31: "StorageImageArrayDynamicIndexing", 49: "StorageImageExtendedFormats", 50: "ImageQuery",
+    55: "StorageImageReadWithoutFormat", 56: "StorageImageWriteWithoutFormat",
+    4423: "SubgroupBallotKHR", 4431: "SubgroupVoteKHR", 4437: "DeviceGroup",
+    4441: "VariablePointersStorageBuffer", 4442: "VariablePointers", 4472: "RayQueryKHR",
+    5055: "ShaderClockKHR", 5297: "GroupNonUniformPartitionedNV", 5301: "ShaderNonUniform",
+    5302: "RuntimeDescriptorArray", 5346: "VulkanMemoryModelDeviceScope",
+    5357: "CooperativeMatrixNV", 5394: "CooperativeVectorNV", 6026: "GroupNonUniformRotateKHR",
+    6033: "AtomicFloat32AddEXT", 6034: "AtomicFloat64AddEXT",
 }  # fmt: skip
 
 
@@ -49,6 +61,8 @@ class Module:
     push_bytes: int = 0
     shared_bytes: int = 0
     barrier: bool = False
+    storage_count: int = 0  # storage buffers, each of an array; an array without a size is one
+    images: int = 0  # images and samplers
 
 
 def _string(words: tuple[int, ...]) -> str:
@@ -129,8 +143,12 @@ def read(data: bytes) -> Module:
         elif storage == _STORAGE_PUSH:
             module.push_bytes = types.size(pointed)
         elif storage == _STORAGE_BUFFER:
-            module.storage.append(bindings[var])
+            module.storage.append(bindings.get(var, -1))
+            made, parts = types.made.get(pointed, (0, ()))
+            module.storage_count += types.constants[parts[1]] if made == _TYPE_ARRAY else 1
+        elif storage == _STORAGE_CONSTANT:
+            module.images += 1
         elif storage == _STORAGE_UNIFORM:
-            module.uniform.append(bindings[var])
+            module.uniform.append(bindings.get(var, -1))
     module.storage.sort()
     return module
