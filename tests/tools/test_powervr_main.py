@@ -115,6 +115,19 @@ def test_a_baseline_kernel_at_fault(
     assert powervr.DOCUMENT.read_text() == before
 
 
+def test_a_compiler_that_always_hangs_is_not_asked_for_ever(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hung = probe.Outcome("hung", {}, "no answer")
+    many = {f"v{i}": ENTRY | {"file": f"{i}.spv"} for i in range(40)}
+    driver.outcomes = {f"{i}.spv": hung for i in range(40)}
+    monkeypatch.setattr(kernels, "manifest", lambda: {"add": many})
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert powervr.main([]) == 1
+    assert 6 <= len(driver.asked) <= 7  # one may be under way
+    assert "not tried, " in capsys.readouterr().out
+
+
 def test_more_spills_fail_until_they_are_kept(
     driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,4 +114,6 @@ def test_a_process_that_fails_is_told_apart(
     assert outcome("echo probe: VkResult -1 >&2; exit 1").state == "refused"
     assert outcome("echo probe: VkResult -1 >&2; exit 1").detail == "probe: VkResult -1"
     assert outcome("kill -ABRT $$").state == "aborted"
+    flood = "echo MESA: warning: FINISHME: x >&2; echo a >&2; echo b >&2; exec sleep 1000"
+    assert outcome(flood, 2).detail == "no answer within 2 s: b"
     assert outcome("exec sleep 1000", 0.1) == probe.Outcome("hung", {}, "no answer within 0.1 s")

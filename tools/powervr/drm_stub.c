@@ -491,7 +491,8 @@ int open64(const char *path, int flags, ...)
 {
     va_list list;
     va_start(list, flags);
-    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(list, mode_t) : 0;
+    int makes = flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
+    mode_t mode = makes ? va_arg(list, mode_t) : 0;
     va_end(list);
     return strcmp(path, NODE) ? real_open(path, flags, mode) : fcntl(store, F_DUPFD_CLOEXEC, 3);
 }

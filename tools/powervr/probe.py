@@ -6,6 +6,7 @@ hang or abort.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,7 +41,18 @@ def command(root: Path, core: str, *args: str) -> list[str]:
         "MESA_SHADER_CACHE_DISABLE": "1",
     }
     sets = [word for k, v in environment.items() for word in ("-E", f"{k}={v}")]
-    return ["qemu-aarch64-static", "-L", str(root), *sets, str(root / "pvrd" / "probe"), *args]
+    # Where Debian's package of static ones went, all are static and named without the word.
+    qemu = shutil.which("qemu-aarch64-static") or "qemu-aarch64"
+    return [qemu, "-L", str(root), *sets, str(root / "pvrd" / "probe"), *args]
+
+
+def _last_words(stderr: str, lines: int) -> str:
+    """The end of what the driver says on stderr, without what it says of itself each time. (A
+    compiler that hangs may say one thing a million times.)
+    """
+    noise = ("FINISHME", "WARNING: powervr is not a conformant")
+    words = [x for x in stderr[-4000:].splitlines() if x and not any(n in x for n in noise)]
+    return " ".join(words[-lines:])[-400:]
 
 
 def _ask(root: Path, core: str, deadline: float, *args: str) -> tuple[State, str, str]:
@@ -56,12 +68,11 @@ def _ask(root: Path, core: str, deadline: float, *args: str) -> tuple[State, str
             check=False,
         )
     except FileNotFoundError as e:
-        raise sysroot.SysrootError("qemu-aarch64-static is not installed") from e
-    except subprocess.TimeoutExpired:
-        return "hung", "", f"no answer within {deadline:g} s"
-    words = [line for line in done.stderr.splitlines() if line and "FINISHME" not in line]
-    words = [line for line in words if not line.startswith("WARNING: powervr is not a conformant")]
-    last = " ".join(words)[-400:]
+        raise sysroot.SysrootError("qemu-user-static is not installed") from e
+    except subprocess.TimeoutExpired as e:
+        said = _last_words((e.stderr or b"").decode("utf-8", "replace"), 1)
+        return "hung", "", f"no answer within {deadline:g} s{': ' * bool(said)}{said}"
+    last = _last_words(done.stderr, 4)
     if done.returncode < 0 or done.returncode >= 128:
         return "aborted", "", last or f"signal {-done.returncode}"
     if done.returncode:
