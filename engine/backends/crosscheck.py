@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Now and then a slice is run in parts, and one of its kernel calls computed again with numpy.
+"""Now and then a slice is run in parts, and one of its kernel calls computed again with numpy; so
+is each call with constants that were not seen before, that is each size, at its first run.
 
 A driver's wrong numbers may depend on sizes or on what ran before, which no self-test sees. The
 call's inputs are copied before it, its outputs after it, within the slice itself, and the slice's
@@ -8,7 +9,7 @@ results are not given out before the comparison. Calls that are not sampled can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,9 +42,9 @@ class Checkable(Executable, Protocol):
     def run_apart(
         self,
         sequences: Sequence[str],
-        at: int,
-        before: Callable[[], None],
-        after: Callable[[], None],
+        apart: Sequence[int],
+        before: Callable[[int], None],
+        after: Callable[[int], None],
     ) -> RunStats: ...
 
 
@@ -69,7 +70,8 @@ class CheckedWeights:
 
 
 class CheckedBackend:
-    """A backend of which a share `rate` (0..1) of the slices is checked in one call each.
+    """A backend of which a share `rate` (0..1) of the slices is checked in one call each, and each
+    kernel at each size once. Nothing is checked with rate 0.
 
     Its counters have `checks` and `checks_failed` beside the backend's own, without what was read
     for them.
@@ -83,6 +85,7 @@ class CheckedBackend:
         self.rate = rate
         self.rng = rng or np.random.default_rng()
         self.checks = self.failed = self.copied = 0
+        self.seen: set[tuple[str, str, bytes]] = set()  # operation, variant, push constants
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -121,6 +124,7 @@ class CheckedExecutable:
         self._backend = backend
         self._inner: Checkable = inner
         self._blobs = blobs
+        self._known: set[tuple[str, ...]] = set()  # slices without a call of a size not seen
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -142,26 +146,51 @@ class CheckedExecutable:
             Suspect: the slice was checked and is wrong. Its kernel is quarantined.
         """
         backend = self._backend
-        if backend.rate <= 0 or backend.rng.random() >= backend.rate:
+        if backend.rate <= 0:
+            return self._inner.run(*sequences)
+        sampled = backend.rng.random() < backend.rate
+        if not sampled and sequences in self._known:
             return self._inner.run(*sequences)
         calls = [c for name in sequences for c in self.program.sequences.get(name, ())]
-        if not calls:
+        new: dict[tuple[str, str, bytes], int] = {}
+        for i, c in enumerate(calls):
+            if (c.op, c.variant, c.push) not in backend.seen:
+                new.setdefault((c.op, c.variant, c.push), i)
+        self._known.add(sequences)
+        apart = sorted(new.values()) or ([self._pick(calls)] if sampled and calls else [])
+        if not apart:
             return self._inner.run(*sequences)
-        at = self._pick(calls)
-        check = _Check(self, calls[at])
-        stats = self._inner.run_apart(sequences, at, check.before, check.after)
-        backend.copied += check.copied
-        wrong = check.wrong()
-        if wrong is None:
-            return stats
-        backend.checks += 1
-        name = f"{calls[at].op}.{calls[at].variant}"
-        if wrong:
-            backend.failed += 1
-            backend.inner.quarantine(calls[at].op, calls[at].variant, wrong)
-            raise Suspect(backend.info.name, name, wrong)
-        self.passed[name] = self.passed.get(name, 0) + 1
+        checks = {i: _Check(self, calls[i]) for i in apart}
+        stats = self._inner.run_apart(
+            sequences, apart, lambda i: checks[i].before(), lambda i: checks[i].after()
+        )
+        backend.seen.update(new)
+        self._judge(checks.values())
         return stats
+
+    def _judge(self, checks: Iterable[_Check]) -> None:
+        """Notes what passed and quarantines the rest.
+
+        Raises:
+            Suspect: for the first that is wrong.
+        """
+        backend, suspect = self._backend, None
+        for check in checks:
+            backend.copied += check.copied
+            wrong, call = check.wrong(), check.call
+            if wrong is None:
+                continue
+            backend.checks += 1
+            name = f"{call.op}.{call.variant}"
+            if not wrong:
+                self.passed[name] = self.passed.get(name, 0) + 1
+                continue
+            backend.failed += 1
+            if suspect is None or suspect.kernel != name:
+                backend.inner.quarantine(call.op, call.variant, wrong)
+            suspect = suspect or Suspect(backend.info.name, name, wrong)
+        if suspect is not None:
+            raise suspect
 
     def _pick(self, calls: Sequence[Call]) -> int:
         """A call of the kernel that was checked least, for all kernels to have their turn."""
@@ -187,6 +216,7 @@ class _Check:
 
     def __init__(self, exe: CheckedExecutable, call: Call) -> None:
         self._exe = exe
+        self.call = call
         self._contract = kernels.op(call.op)
         self._exact = self._contract.variant(call.variant).baseline
         self._push = self._contract.unpack(call.push)

@@ -214,28 +214,33 @@ class VulkanExecutable:
     def run_apart(
         self,
         sequences: Sequence[str],
-        at: int,
-        before: Callable[[], None],
-        after: Callable[[], None],
+        apart: Sequence[int],
+        before: Callable[[int], None],
+        after: Callable[[int], None],
     ) -> RunStats:
-        """As run, in three submissions: the calls before number `at` of the slice, that call alone,
-        those after it. `before` and `after` are called around it and may read buffers.
+        """As run, but the calls with these numbers in the slice are submitted alone, in order;
+        `before` and `after` are called around each with its number and may read buffers.
         """
         if self._closed:
             raise InvalidArgument("the executable is closed")
         singles = [cmd for name in sequences for cmd in self._single(name)]
         started = time.perf_counter()
         counters = self._backend._counters
-        # One slice to all that count slices.
-        for n, part in enumerate((singles[:at], singles[at : at + 1], singles[at + 1 :])):
-            if n == 1:
-                before()
-            elif n == 2:
-                after()
-            if part:
-                self._backend._submit(self._backend._device.submission(part), count=n == 1)
+        done = 0
+        for at in apart:
+            self._submit(singles[done:at], count=False)
+            before(at)
+            # All in all one slice, to those who count slices.
+            self._submit(singles[at : at + 1], count=at == apart[0])
+            after(at)
+            done = at + 1
+        self._submit(singles[done:], count=not apart)
         counters["dispatches"] += len(singles)
         return RunStats(wall_s=time.perf_counter() - started)
+
+    def _submit(self, commands: Sequence[Any], count: bool) -> None:
+        if commands:
+            self._backend._submit(self._backend._device.submission(commands), count)
 
     def _single(self, name: str) -> list[Any]:
         """A command buffer for each call of a sequence, made when they are first wanted."""

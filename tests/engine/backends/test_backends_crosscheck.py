@@ -29,16 +29,16 @@ class Apart(NullExecutable):
 
     off = ""
 
-    def run_apart(self, sequences: Any, at: int, before: Any, after: Any) -> RunStats:
+    def run_apart(self, sequences: Any, apart: Any, before: Any, after: Any) -> RunStats:
         calls = [c for name in sequences for c in self.program.sequences[name]]
         for i, call in enumerate(calls):
-            if i == at:
-                before()
+            if i in apart:
+                before(i)
             self._call(call)
             if f"{call.op}.{call.variant}" == self.off:
                 self.view(call.bindings[-1].buffer).view(np.float32)[:] += 0.5
-            if i == at:
-                after()
+            if i in apart:
+                after(i)
         return RunStats(0.0)
 
 
@@ -105,6 +105,18 @@ def test_half_off_is_found(path: Path, name: str) -> None:
     assert error.value.kernel == name
     assert list(backend.inner.aside) == [name]
     assert "was wrong" in backend.inner.aside[name]
+
+
+def test_a_size_is_checked_before_its_first_result(path: Path) -> None:
+    backend = checked(Numpy("swiglu.base"), 1e-9)
+    with pytest.raises(Suspect, match=r"swiglu\.base"):
+        generate(backend, path, 1)
+    sound = checked(Numpy(), 1e-9)
+    generate(sound, path, 2)
+    checks = sound.counters()["checks"]
+    assert checks == len(sound.seen)
+    generate(sound, path, 30)
+    assert sound.counters()["checks"] == checks
 
 
 def test_rate_nought_checks_nothing(path: Path) -> None:
