@@ -20,7 +20,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -226,6 +225,8 @@ def remove(target: Target) -> bool:
 
 def lacking(python: str) -> list[str]:
     """What pyproject.toml asks for and this Python does not have."""
+    import tomllib  # not above: an older Python can uninstall, and say that it is too old
+
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
     names = [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in project["dependencies"]]
     program = ("import importlib.metadata as m, re, sys\n"
