@@ -209,7 +209,10 @@ def booted(base: Path, work: Path) -> Iterator[Container]:
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Container]:
     """A booted system with nothing of pvrd in it yet."""
-    if SUDO and subprocess.run([*SUDO, "true"], capture_output=True, check=False).returncode:
+    if SUDO and (
+        shutil.which("sudo") is None
+        or subprocess.run([*SUDO, "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip(NO_ROOT)
     probe = ["unshare", "--mount", "--pid", "--fork", "--net", "mount", "-ttmpfs", "none", "/mnt"]
     if subprocess.run([*SUDO, *probe], capture_output=True, check=False).returncode:
