@@ -11,12 +11,13 @@ shader; 2: wrong usage; 1: there is no compiler. Nothing is run, so no Vulkan is
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,7 @@ class Report:
         return not self.problems
 
 
-def compile_glsl(
-    file: Path, defines: Sequence[str] = (), folders: Sequence[Path] = (), target: str = ""
-) -> bytes:
+def compile_glsl(file: Path, defines: Sequence[str] = (), folders: Sequence[Path] = ()) -> bytes:
     """SPIR-V of a compute shader, with the lines of its source.
 
     Raises:
@@ -113,20 +112,21 @@ def compile_glsl(
     source = _count_lines(source)
     given = {**_WORKGROUP, **dict(d.partition("=")[::2] for d in defines)}
     with tempfile.TemporaryDirectory(prefix="pvrd-shader-") as folder:
-        whole, out = Path(folder, "shader.comp"), Path(folder, "shader.spv")
+        whole, out, limits = (Path(folder, f"shader.{end}") for end in ("comp", "spv", "conf"))
         whole.write_text(source, "utf-8")
+        limits.write_text(_limits(path, env), "utf-8")
         command = [
             path,
             "-g",
             "--target-env",
-            target or build_spirv.TARGET,
+            build_spirv.TARGET,
             "--quiet",
             "-S",
             "comp",
         ]
         command += [f"-I{p}" for p in (file.parent, *folders, _INCLUDES) if p.is_dir()]
         command += [f"-D{k}={v}" if v else f"-D{k}" for k, v in given.items()]
-        command += ["-o", str(out), str(whole)]
+        command += ["-o", str(out), str(whole), str(limits)]
         try:
             done = subprocess.run(
                 command,
@@ -144,6 +144,18 @@ def compile_glsl(
         if done.returncode or not out.is_file():
             raise BadShader(_said(done.stdout, str(whole), file))
         return out.read_bytes()
+
+
+@functools.cache
+def _own_limits(path: str, libraries: str) -> str:
+    env = {"LD_LIBRARY_PATH": libraries} if libraries else {}
+    done = subprocess.run([path, "-c"], env=env, capture_output=True, text=True, check=False)
+    return re.sub(r"(MaxComputeWorkGroup(?:Size|Count)[XYZ]) \d+", r"\1 1048576", done.stdout)
+
+
+def _limits(path: str, env: Mapping[str, str]) -> str:
+    """The compiler's own limits without those of the workgroup, which are the profile's matter."""
+    return _own_limits(path, env.get("LD_LIBRARY_PATH", ""))
 
 
 def _count_lines(source: str) -> str:
@@ -255,27 +267,8 @@ def check(
         OSError: the file cannot be read.
     """
     report = Report(str(file), profile.name)
-    try:
-        code = compile_glsl(file, defines, folders)
-    except BadShader:
-        # Some extensions want a newer SPIR-V; say that rather than what the old one lacks.
-        code = compile_glsl_newer(file, defines, folders)
-        why = "it only compiles for Vulkan 1.3 (SPIR-V 1.6), pvrd's devices have 1.2"
-        report.problems.append(Remark("version", why))
-    examine(code, profile, report)
+    examine(compile_glsl(file, defines, folders), profile, report)
     return report
-
-
-def compile_glsl_newer(file: Path, defines: Sequence[str], folders: Sequence[Path]) -> bytes:
-    """As compile_glsl for Vulkan 1.3; the error is the one for 1.2.
-
-    Raises:
-        NoCompiler, BadShader
-    """
-    try:
-        return compile_glsl(file, defines, folders, "vulkan1.3")
-    except BadShader:
-        return compile_glsl(file, defines, folders)
 
 
 def text(report: Report, profile: Profile) -> str:

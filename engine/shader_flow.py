@@ -293,7 +293,8 @@ def _both(module: _Module, op: _Op) -> tuple[int, int, bool] | None:
     left, first, right, second = op.args[2:]
     for branch in module.ops:
         if branch.code == _BRANCH_CONDITIONAL and branch.block == first:
-            return left, right, branch.args[1] == second
+            # `a && b` goes on to b when a holds; `a || b` when it does not, or when !a holds.
+            return left, right, branch.args[0] == left and branch.args[1] == second
     return None
 
 

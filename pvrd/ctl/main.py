@@ -27,6 +27,7 @@ COMMANDS = {
     "upscale": "enlarge a y4m clip or a PNG or JPEG picture",
     "config": "show or change the configuration",
     "stats": "counters of the daemon and its devices",
+    "shader": "whether a compute shader would run on a device, and why not",
     "doctor": "what is accelerated, what is not, why, and how to mend it",
 }
 

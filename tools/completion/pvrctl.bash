@@ -20,12 +20,13 @@ _pvrctl() {
     case $before in
         --bus) mapfile -t COMPREPLY < <(compgen -W 'user system' -- "$word"); return ;;
         --device) mapfile -t COMPREPLY < <(compgen -W 'auto gpu cpu' -- "$word"); return ;;
+        --profile) mapfile -t COMPREPLY < <(compgen -W 'axe-1-16m bxm-4-64 bxs-4-64 old phone' -- "$word"); return ;;
         --format) mapfile -t COMPREPLY < <(compgen -W 'y4m png jpeg' -- "$word"); return ;;
         --model) mapfile -t COMPREPLY < <(compgen -W "$(_pvrctl_models)" -- "$word"); return ;;
     esac
     local options='--bus --json --help' words=''
     case $command in
-        '') options+=' --version'; words='status devices models generate chat upscale config stats doctor' ;;
+        '') options+=' --version'; words='status devices models generate chat upscale config stats shader doctor' ;;
         devices) options+=' -v --verbose' ;;
         generate) options+=" $text --raw --top5" ;;
         chat) options+=" $text" ;;
@@ -36,6 +37,11 @@ _pvrctl() {
                 add) options+=' --name --licence --origin --replace' ;;
                 remove) words=$(_pvrctl_models) ;;
             esac ;;
+        shader)
+            case $action in
+                '') words='check' ;;
+                *) options+=' --profile -D -I' ;;
+            esac ;;
         config)
             case $action in
                 '') words='get set' ;;
@@ -44,7 +50,7 @@ _pvrctl() {
     esac
     if [[ $word == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
-    elif [[ $command == upscale || $command == models && $action == add ]]; then
+    elif [[ $command == upscale || $command == models && $action == add || $command == shader && -n $action ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         compopt -o filenames 2>/dev/null
     else
