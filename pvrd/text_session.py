@@ -252,12 +252,16 @@ class TextJob:
             kind = message["t"]
             if kind == "text.start" and not self._started:
                 self._started = True
-                start = {key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")}
+                start: dict[str, Any] = {
+                    key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")
+                }
+                if self._why:  # it was to begin elsewhere
+                    start["reason"] = self._why[:300]
                 self.stream.write("start", {"model": self.session.model.name, **start,
                                             **self._device(worker), "seed": self.settings["seed"]})
             elif kind == "text.token":
                 await self._token(worker, message)
-            elif kind == "text.suspect":
+            elif kind == "text.suspect" and self._started:  # else there is nothing to doubt
                 await self._suspect(worker, message)
             elif kind == "text.end":
                 # The rest of the text may need lines of its own.

@@ -40,8 +40,7 @@ def frame(seq: int) -> list[np.ndarray]:
     return planes
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[list[np.ndarray]]:
+def enlarged() -> list[list[np.ndarray]]:
     """What the engine itself makes of each frame, on the CPU."""
     backend = CpuBackend(1)
     model = VideoModel.load(str(ROOT / f"engine/video/models/{MODEL}.pvrm"), backend)
@@ -55,6 +54,11 @@ def expected() -> list[list[np.ndarray]]:
         sizes = [p.width for p in pipeline.out_format.planes()]
         found.append([samples(v, w, 8) for v, w in zip(out, sizes, strict=True)])
     return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[np.ndarray]]:
+    return enlarged()
 
 
 def write(video: VideoSession, slot: int, seq: int) -> None:

@@ -409,8 +409,8 @@ class VulkanBackend:
                 access = tuple(b.access for b in contract.bindings)
                 try:
                     # Also one that passed once: it is compiled anew, and the cache may be gone.
-                    self._report("trying", name, "")
                     self._verdicts.begin(sha, name, "compile")
+                    self._report("trying", name, "")
                     handle = self._device.pipeline(name, code, layout)
                     made = self._pipelines[op, variant] = _Pipeline(handle, layout, access)
                     if wrong is None:
