@@ -153,7 +153,7 @@ def main(argv: Sequence[str]) -> int:
             profile.keep(made)
         _say("Written to docs/powervr.md and tools/powervr/profiles:", differs or ["no change"])
         return 0
-    bad += [line for line in table.regressions(kept, found) if line not in bad]
+    bad += table.regressions(kept, {k: row for k, row in found.items() if not row.baseline})
     _say("Different from docs/powervr.md (`make powervr KEEP=1` writes it down):", differs)
     _say("WORSE:", bad)
     if bad:
