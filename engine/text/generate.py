@@ -239,7 +239,9 @@ class Generation:
         pending = self._ids[len(state.tokens) :]
         now = pending[: state.chunk]
         head = len(now) == len(pending)
-        state.run(now, head)
+        # Of the prompt a single token, too, is a prefill's: so each row of it is computed alike,
+        # however much of it was there and however it is cut.
+        state.run(now, head, decode=count > self._resumed)
         if count <= self._resumed:
             self._stats["prefill_tokens"] += len(now)
         if not head:

@@ -243,9 +243,10 @@ class State:
         del self.tokens[n:]
         return n
 
-    def run(self, ids: list[int], head: bool) -> None:
+    def run(self, ids: list[int], head: bool, decode: bool = False) -> None:
         """One slice: feeds 1 to `chunk` tokens after those in the cache, with `head` the logits of
-        the last as well.
+        the last as well. `decode` computes one token in its own, faster way, whose last digits are
+        not those of a prefill.
 
         Raises:
             DeviceLost: the device is gone; the state is of no use any more.
@@ -259,7 +260,7 @@ class State:
         self._params[:3] = len(ids), pos, len(ids) - 1
         self.executable.write("params", self._params)
         self.executable.write("ids", np.asarray(ids, np.uint32))
-        sequences = ["decode" if len(ids) == 1 else "prefill"]
+        sequences = ["decode" if decode and len(ids) == 1 else "prefill"]
         if head:
             sequences.append("head")
         self.executable.run(*sequences)

@@ -367,3 +367,21 @@ def test_command_line(tiny_q8: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "decode 2 tokens" in capsys.readouterr().out
     assert main(["/does/not/exist.gguf"]) == 1
     assert "exist.gguf cannot be opened: No such file" in capsys.readouterr().err
+
+
+def test_what_was_there_before_changes_no_digit(model: TextModel) -> None:
+    """The same prompt and seed: the same logits after a prefill of all of it, of its last token
+    alone, and of a rest of one token behind whole slices."""
+    records = []
+    for words, before in ((12, ()), (12, (0,)), (12, (5,)), (9, ()), (9, (1,))):
+        state = model.state()
+        for cut in before:
+            ids = tokenize(model, Request("generate", "w1 " * words))[0]
+            state.run(ids[: min(model.chunk, len(ids) - cut)], head=False)
+        got = run(state, Request("generate", "w1 " * words, settings={**SAMPLED, "top5": True}))
+        records.append([(t.id, t.top5) for t in tokens(got)])
+        again = run(state, Request("generate", "w1 " * words, settings={**SAMPLED, "top5": True}))
+        assert [(t.id, t.top5) for t in tokens(again)] == records[-1]
+        state.close()
+    assert records[0] == records[1] == records[2]
+    assert records[3] == records[4]
