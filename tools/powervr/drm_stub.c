@@ -2,7 +2,7 @@
 // Answers the DRM calls of Mesa's powervr driver on a machine that has no such GPU (LD_PRELOAD).
 //
 // The names and structures are those of the kernel's public headers drm.h and pvr_drm.h. The render
-// node is a memfd: buffer objects are pieces of it, so that mmap of the "device" at the offset which
+// node is a memfd: buffer objects are pieces of it, so that mmap of the "device" at the offset that
 // GET_BO_MMAP_OFFSET gave just works, and no call but the ones below has to be replaced. Jobs do
 // nothing and signal what they were told to signal. PVRD_POWERVR_CORE names the core; with
 // PVRD_POWERVR_TRACE=1 each call is printed. What libdrm reads below /sys and /dev/dri lies in the
@@ -176,7 +176,8 @@ static void copy_array(struct drm_pvr_obj_array *to, const void *from, uint32_t 
         for (uint32_t i = 0; i < to->count; i++) {
             char *at = (char *)(uintptr_t)to->array + (size_t)i * to->stride;
             memset(at, 0, to->stride);
-            memcpy(at, (const char *)from + (size_t)i * bytes, to->stride < bytes ? to->stride : bytes);
+            memcpy(at, (const char *)from + (size_t)i * bytes,
+                   to->stride < bytes ? to->stride : bytes);
         }
     } else {
         to->count = n;
@@ -256,7 +257,8 @@ static int vm_map(const struct drm_pvr_ioctl_vm_map_args *a)
     struct object *bo = find(a->handle, BO);
     if (!bo || !find(a->vm_context_handle, VM))
         return ENOENT;
-    if (!a->device_addr || a->device_addr % PAGE || a->size % PAGE || a->offset + a->size > bo->size)
+    if (!a->device_addr || a->device_addr % PAGE || a->size % PAGE
+        || a->offset + a->size > bo->size)
         return EINVAL;
     for (int i = 0; i < DRM_PVR_HEAP_COUNT; i++)
         if (a->device_addr >= heaps[i].base
@@ -281,14 +283,16 @@ static int signal_point(uint32_t handle, uint64_t point)
 static int submit_jobs(const struct drm_pvr_ioctl_submit_jobs_args *a)
 {
     for (uint32_t i = 0; i < a->jobs.count; i++) {
-        const struct drm_pvr_job *job = (const void *)(uintptr_t)(a->jobs.array + (uint64_t)i * a->jobs.stride);
+        const struct drm_pvr_job *job =
+            (const void *)(uintptr_t)(a->jobs.array + (uint64_t)i * a->jobs.stride);
         if (!find(job->context_handle, CONTEXT))
             return EINVAL;
         for (uint32_t k = 0; k < job->sync_ops.count; k++) {
             const struct drm_pvr_sync_op *op =
                 (const void *)(uintptr_t)(job->sync_ops.array + (uint64_t)k * job->sync_ops.stride);
-            int error = op->flags & DRM_PVR_SYNC_OP_FLAG_SIGNAL ? signal_point(op->handle, op->value)
-                                                               : 0;
+            if (!(op->flags & DRM_PVR_SYNC_OP_FLAG_SIGNAL))
+                continue;
+            int error = signal_point(op->handle, op->value);
             if (error)
                 return error;
         }
@@ -322,7 +326,8 @@ static int get_cap(struct drm_get_cap *a)
 }
 
 // Nothing runs beside the caller, so what is not signalled now will not be.
-static int wait_for(const uint32_t *handles, const uint64_t *points, uint32_t n, uint32_t flags, uint32_t *first)
+static int wait_for(const uint32_t *handles, const uint64_t *points, uint32_t n, uint32_t flags,
+                    uint32_t *first)
 {
     uint32_t done = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -381,7 +386,8 @@ static int call(unsigned long request, void *p)
     case DRM_IOCTL_GEM_CLOSE: {
         struct object *o = find(((struct drm_gem_close *)p)->handle, BO);
         if (o)
-            fallocate(store, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)o->offset, (off_t)o->size);
+            fallocate(store, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)o->offset,
+                      (off_t)o->size);
         return destroy(BO, ((struct drm_gem_close *)p)->handle);
     }
     case DRM_IOCTL_PVR_DEV_QUERY:
@@ -465,7 +471,7 @@ static int call(unsigned long request, void *p)
     return EINVAL;
 }
 
-// ---------------------------------------------------------------- what is replaced of the C library
+// ---------------------------------------------------------------- the C library, replaced
 
 int ioctl(int fd, unsigned long request, ...)
 {
