@@ -26,6 +26,10 @@ _LOAD, _STORE, _ACCESS_CHAIN, _IN_BOUNDS_CHAIN, _PHI = 61, 62, 65, 66, 245
 _FUNCTION, _FUNCTION_END, _RETURN_VALUE = 54, 56, 254
 _LOOP_MERGE, _LABEL, _BRANCH, _BRANCH_CONDITIONAL, _SWITCH = 246, 248, 249, 250, 251
 _OR, _AND, _NOT = (164, 166), (165, 167), 168
+# Instructions whose words from this index on are literals: shuffle, extract, insert.
+_LITERALS, _SUBGROUPS, _ARRAY_LENGTH = {79: 4, 81: 3, 82: 4}, range(333, 367), 68
+# What is no larger than an operand: a mask, a remainder; of GLSL.std.450 min and clamp.
+_LEAST, _EXTENDED, _MINIMA, _CLAMPS = (137, 199), 12, (37, 38, 39), (43, 44, 45)
 _POINTER, _ARRAYS = 32, (28, 29)
 _CONSTANTS = range(41, 53)  # true, false, constants and specialisation constants
 _ATOMICS = range(227, 243)
@@ -102,7 +106,8 @@ def _picks_descriptor(module: _Module, op: _Op) -> bool:
     if base is None or base.code != _VARIABLE or base.args[2] not in _DESCRIPTORS:
         return False
     array = module.pointees.get(base.args[0]) in module.arrays
-    return array and _rank(module, op.args[3]) != CONSTANT
+    index = module.made.get(op.args[3])
+    return array and index is not None and index.code not in _CONSTANTS
 
 
 def _module(words: tuple[int, ...]) -> _Module:
@@ -158,9 +163,8 @@ def _has_result(code: int) -> bool:
         or 59 <= code <= 61
         or 65 <= code <= 70
         or 77 <= code <= 86
-        or code == 12  # OpExtInst
+        or code in (_EXTENDED, _PHI)
         or 100 <= code <= 223
-        or code == _PHI
         or code > 255
     )
 
@@ -198,7 +202,25 @@ def _rank(module: _Module, value: int, seen: frozenset[int] = frozenset()) -> in
         return _highest(module, [*module.returns.get(op.args[2], []), *op.args[3:]], seen)
     if op.code == _PHI:
         return _highest(module, op.args[2::2], seen)
-    return _highest(module, op.args[2:], seen)
+    if op.code == _ARRAY_LENGTH:
+        return LAUNCH
+    given = _operands(op)
+    if op.code in _LEAST or (op.code == _EXTENDED and op.args[3] in _MINIMA):
+        return min(_rank(module, v, seen) for v in given)
+    if op.code == _EXTENDED and op.args[3] in _CLAMPS:
+        given = given[1:]
+    return _highest(module, given, seen)
+
+
+def _operands(op: _Op) -> tuple[int, ...]:
+    """The values that an instruction computes from, without its literals and scopes."""
+    if op.code == _EXTENDED:
+        return op.args[4:]
+    if op.code in _LITERALS:
+        return op.args[2 : _LITERALS[op.code]]
+    if op.code in _SUBGROUPS:
+        return op.args[3:] if len(op.args) < 5 else op.args[4:]
+    return op.args[2:]
 
 
 def _highest(
@@ -306,7 +328,7 @@ def _variables(module: _Module, value: int, depth: int = 0) -> set[int]:
     if op.code == _LOAD:
         return {_base(module, op.args[2])}
     out: set[int] = set()
-    for argument in op.args[2:]:
+    for argument in _operands(op):
         out |= _variables(module, argument, depth + 1)
     return out
 
