@@ -306,7 +306,7 @@ def uninstall(target: Target, purge: bool) -> None:
     remove(target)
     if booted(target):
         reload()
-    if purge and target.destdir == Path("/"):
+    if purge and target.destdir == Path("/") and run("getent", "passwd", "pvrd"):
         run("userdel", "pvrd")
     kept = [name for name in (*STATE, "/etc/pvrd") if target.at(name).exists()]
     if kept:

@@ -32,11 +32,11 @@ try:
 
     vk: Any = vulkan
     _import_error = ""
-except (
-    Exception
-) as e:  # no loader (OSError), or a sandbox that forbids cffi's callbacks (MemoryError)
+except Exception as e:  # a sandbox may forbid cffi's callbacks (MemoryError)
     vk = None
-    _import_error = str(e)
+    _import_error = f"Vulkan cannot be used: {e}"
+    if isinstance(e, OSError):  # the bindings speak of an SDK then
+        _import_error = "the Vulkan loader (libvulkan.so.1) is not installed"
 
 _CHUNK = 256 << 20  # bytes of one memory allocation, unless a buffer is larger
 _KINDS = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
@@ -79,7 +79,7 @@ class Instance:
 
     def __init__(self) -> None:
         if vk is None:
-            raise NoDevice("no_icd", f"no Vulkan loader (libvulkan1) to be used: {_import_error}")
+            raise NoDevice("no_icd", _import_error)
         app = vk.VkApplicationInfo(pApplicationName="pvrd", apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
         info = vk.VkInstanceCreateInfo(pApplicationInfo=app)
         try:
