@@ -2,9 +2,10 @@
 """A generation: a request becomes slices and events. Text and end of an answer are functions of its
 ids alone.
 
-Resumed with the ids that were delivered already, a Generation goes on as the undisturbed one would
-have: it replays them through detokenizer and stop strings, prefills prompt and ids, and draws token
-n with the random number of n.
+Resumed with the ids that were delivered already, a Generation goes on behind them: it replays them
+through detokenizer and stop strings, prefills prompt and ids, and draws token n with the random
+number of n. That is what the undisturbed one would have said, but for logits so close that the last
+digits decide, in which prefill and decode differ.
 """
 
 from __future__ import annotations
