@@ -125,8 +125,8 @@ class VulkanExecutable:
         wanted: list[tuple[api.Layout, list[tuple[api.Placed, int, int]]]] = []
         for calls in self.program.sequences.values():
             for call in calls:
-                pipe = backend.pipeline(call.op, call.variant)
                 self._fit(call)
+                pipe = backend.pipeline(call.op, call.variant)
                 key = (pipe.layout.count, call.bindings)
                 if key not in index:
                     index[key] = len(wanted)

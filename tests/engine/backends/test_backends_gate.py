@@ -164,6 +164,22 @@ def short_axes() -> Any:
     backend.close()
 
 
+@gpu
+def test_no_pipeline_for_a_call_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = VulkanBackend(allow_software=True)
+    limits = replace(backend.info.limits, max_workgroup_count=(1, 1, 1))
+    backend.info = replace(backend.info, limits=limits)
+    seen: list[object] = []
+    try:
+        with monkeypatch.context() as m:
+            m.setattr(api.vk, "vkCreateComputePipelines", lambda *args: seen.append(args))
+            with pytest.raises(InvalidArgument, match=r"groups, at most \(1, 1, 1\)"):
+                backend.executable(chain(), backend.weights({"w": chain_data()[1]}))
+        assert not seen
+    finally:
+        backend.close()
+
+
 def _calls(op: str) -> tuple[str, dict[str, Any], dict[str, Any], int]:
     """Variant, push constants, arrays and how many of the tokens are there."""
     rng = np.random.default_rng(7)

@@ -23,7 +23,9 @@ from engine.errors import InvalidArgument
 from engine.text.model import TextModel
 from engine.video.frames import FrameFormat
 from engine.video.network import VideoModel
+from engine.video.tiles import plan
 from engine.video.upscale import VideoPipeline
+from pvrd.workers.devices import describe, open_device
 from tests.engine.video.conftest import FAST, enlarge, noise
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -121,6 +123,26 @@ def test_which_profile_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(profiles.VARIABLE, "voodoo")
     with pytest.raises(InvalidArgument, match="voodoo"):
         VulkanBackend(allow_software=True)
+
+
+def test_a_worker_says_that_there_is_no_such_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(profiles.VARIABLE, "voodoo")
+    opened = open_device("gpu", {"allow_software": True})
+    assert opened.backend is None
+    assert opened.code == "failed"
+    assert "no profile 'voodoo'" in opened.reason
+
+
+@gpu
+def test_a_worker_has_the_profiles_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(profiles.VARIABLE, "axe-1-16m")
+    opened = open_device("gpu", {"allow_software": True})
+    assert opened.backend is not None
+    told = describe(opened.backend.info)
+    opened.backend.close()
+    assert told["name"].endswith(" as axe-1-16m")
+    assert told["limits"]["max_storage_range"] == 128 << 20
+    assert told["properties"]["profile"] == "axe-1-16m"
 
 
 @gpu
@@ -228,6 +250,33 @@ def test_video_in_bands_of_a_few_kib(small: Any, pixel: Any, kib: int) -> None:
         model.close()
     assert got[0][0] > got[1][0]
     for a, b in zip(got[0][1], got[1][1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("most", [24, 64, 65535])
+@pytest.mark.parametrize("nbytes", [14 << 10, 64 << 10, 128 << 20])
+def test_cuts_keep_to_grid_and_bindings(most: int, nbytes: int) -> None:
+    limits = Limits(max_workgroup_count=(most,) * 3, max_storage_range=nbytes)
+    t = plan(700, 300, 6, 8, replace(LEAST, limits=limits), sample_bytes=1)
+    assert t.nbytes(8) <= nbytes
+    assert max(t.window_rows * 704, 2 * t.th * 1408) <= nbytes
+    assert t.window_rows <= most
+    assert t.batch * 8 // 4 <= most
+    assert (t.columns * t.tw >= 700, t.bands * t.th >= 300) == (True, True)
+
+
+@gpu
+def test_video_on_a_small_grid(small: Any) -> None:
+    fmt = FrameFormat(150, 70, "i420")
+    got = []
+    for most in (40, 65535):
+        backend = small(128 << 20)
+        limits = replace(backend.info.limits, max_workgroup_count=(most,) * 3)
+        backend.info = replace(backend.info, limits=limits)
+        model = VideoModel.load(str(FAST), backend)
+        got.append(enlarge(backend, model, fmt, noise(fmt)))
+        model.close()
+    for a, b in zip(*got, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
