@@ -73,8 +73,8 @@ class CheckedBackend:
     """A backend of which a share `rate` (0..1) of the slices is checked in one call each, and each
     kernel at each size once. Nothing is checked with rate 0.
 
-    Its counters have `checks` and `checks_failed` beside the backend's own, without what was read
-    for them.
+    Its counters have `checks`, `checks_failed` and `check_bytes` (read for them, and not counted
+    in `bytes_read_back`) beside the backend's own.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class CheckedBackend:
     def counters(self) -> dict[str, int]:
         counters = dict(self.inner.counters())
         counters["bytes_read_back"] -= self.copied
-        return {**counters, "checks": self.checks, "checks_failed": self.failed}
+        own = {"checks": self.checks, "checks_failed": self.failed, "check_bytes": self.copied}
+        return {**counters, **own}
 
     def close(self) -> None:
         self.inner.close()

@@ -319,6 +319,14 @@ def test_a_quarantined_kernel(machine: Machine) -> None:
     assert "matvec.subgroup" in found.what
 
 
+def test_a_quarantined_kernel_with_its_reason(machine: Machine) -> None:
+    board(machine, BXS, "BXS-4-64")
+    reason = "the driver's compiler did not return"
+    found = machine.diagnose(daemon(quarantined={"matmul.q4": reason}))["kernels"]
+    assert found.what == "Quarantined on this device: matmul.q4."
+    assert found.why.startswith(f"matmul.q4: {reason}. ")
+
+
 def test_a_worker_that_failed(machine: Machine) -> None:
     board(machine, BXS, "BXS-4-64")
     found = machine.diagnose(daemon("failed", "vkCreateDevice: out of memory"))["worker"]

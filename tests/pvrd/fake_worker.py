@@ -4,8 +4,9 @@
 Its text is a function of the token's number alone ("w0 w1 …"), a frame's output is the input's
 first byte inverted, a picture is b"FAKE" and the source. Words in a prompt make it misbehave:
 `slow` (a token each 10 ms), `die:N` (ends before token N, once), `die-always:N`, `stop:N` (SIGSTOP
-before token N, once), `nonsense:N` (a datagram that is no JSON, once), `wide` (long text) and
-`oom:gpu`. Once means in the first generation of the GPU worker.
+before token N, once), `nonsense:N` (a datagram that is no JSON, once), `suspect:N` (doubts the
+two tokens before token N), `wide` (long text) and `oom:gpu`. Once means in the first generation of
+the GPU worker.
 """
 
 from __future__ import annotations
@@ -110,6 +111,10 @@ class Fake:
             os.kill(os.getpid(), signal.SIGSTOP)
         if once and job.at("nonsense") == job.next:
             self.sock.send(b"\xff\xfe no JSON")
+        if job.at("suspect") == job.next:
+            self.send(t="quarantine", kernels={"matvec.q4": "half of y was wrong"})
+            self.send(t="text.suspect", job=job.job, since=job.next - 2, kernel="matvec.q4",
+                      reason="half of y was wrong")  # fmt: skip
         if "slow" in job.prompt:
             time.sleep(0.01)
         text = f"w{job.next} " + ("é\x01" * 1500 if "wide" in job.prompt else "")
@@ -201,6 +206,9 @@ class Fake:
             os.kill(os.getpid(), signal.SIGSTOP)
         if source == 67:
             os._exit(9)
+        if source == 69 and self.kind == "gpu":
+            self.send(t="error", session=m["session"], error="DeviceLost", message="conv is wrong")
+            return
         ring[base + layout["out"]["planes"][0]["offset"]] = source ^ 0xFF
         fallback = 1 if source == 68 else 0
         self.send(t="frame.done", session=m["session"], seq=m["seq"], slot=m["slot"],

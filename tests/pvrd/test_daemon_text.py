@@ -49,6 +49,17 @@ def test_stream(session: str, caller: Any, lines: Any) -> None:
     assert end["stats"]["decode_tokens"] == 20
 
 
+def test_tokens_in_doubt_are_named(session: str, caller: Any, lines: Any) -> None:
+    got = lines(caller.generate(session, "suspect:5", max_tokens=9)).rest()
+    check(got, 9)
+    (at,) = [i for i, line in enumerate(got) if line["type"] == "suspect"]
+    assert got[at - 1]["n"] == 4
+    wanted = {"since": 3, "kernel": "matvec.q4", "reason": "half of y was wrong", "device": "gpu"}
+    assert wanted.items() <= got[at].items()
+    (gpu,) = [d for d in caller.get("Devices") if d["kind"] == "gpu"]
+    assert gpu["quarantined"] == {"matvec.q4": "half of y was wrong"}
+
+
 def test_chat_and_count(session: str, caller: Any, lines: Any) -> None:
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     body = [talk, caller.options(max_tokens=3)]

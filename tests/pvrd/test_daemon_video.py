@@ -126,6 +126,16 @@ def test_garbage_closes_the_session(
     video.close()
 
 
+def test_frames_that_the_gpu_cannot_make_go_to_the_cpu(daemon: Any, caller: Any) -> None:
+    caller.state("gpu")
+    video = Video(caller)
+    got = stream_frames(video, 20, {10: 69})
+    assert [m.seq for m in got] == list(range(20))
+    assert (got[9].device, got[10].device, got[19].device) == (1, 2, 2)
+    assert caller.get("Restarts", video.path, VIDEO) == 0
+    video.close()
+
+
 @pytest.mark.parametrize("how", [65, 66])
 def test_worker_stops_or_dies_and_the_session_returns(start: Any, callers: Any, how: int) -> None:
     start({"deadlines.slice_s": 0.4, "deadlines.ping_s": 0.1})

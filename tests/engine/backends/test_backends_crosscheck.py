@@ -126,8 +126,9 @@ def test_rate_nought_checks_nothing(path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_vulkan_passes_and_counts_the_same(path: Path) -> None:
-    plain, watched = (VulkanBackend(allow_software=True) for _ in range(2))
+@pytest.mark.parametrize("staged", [False, True])
+def test_vulkan_passes_and_counts_the_same(path: Path, staged: bool) -> None:
+    plain, watched = (VulkanBackend(True, force_staging=staged) for _ in range(2))
     try:
         ids, _ = generate(plain, path)
         backend = checked(watched)
@@ -135,6 +136,7 @@ def test_vulkan_passes_and_counts_the_same(path: Path) -> None:
         counters = backend.counters()
         assert counters.pop("checks") >= len(ids)
         assert counters.pop("checks_failed") == 0
+        assert counters.pop("check_bytes") > 0
         assert counters == plain.counters()
     finally:
         plain.close()

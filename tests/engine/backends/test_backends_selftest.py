@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,82 @@ def test_verdicts_without_a_place_to_keep_them(tmp_path: Path) -> None:
         verdicts = selftest.Verdicts(NullBackend().info, folder)
         verdicts.put("sha", "op.base", "wrong")
         assert verdicts.get("sha") == "wrong"
+
+
+HANG = selftest.Previous("it did not answer for 30 s", silent=True)
+ABORT = selftest.Previous("it was killed by signal 6")
+
+
+@pytest.mark.parametrize(
+    ("previous", "stage", "wrong"),
+    [
+        (HANG, "compile", "the driver's compiler did not return"),
+        (HANG, "run", "its self-test did not end"),
+        (ABORT, "compile", "the driver's compiler ended the worker: it was killed by signal 6"),
+        (ABORT, "run", "its self-test ended the worker: it was killed by signal 6"),
+    ],
+)
+def test_the_successor_knows_what_ended_its_predecessor(
+    tmp_path: Path, previous: selftest.Previous, stage: selftest.Stage, wrong: str
+) -> None:
+    info = NullBackend().info
+    selftest.Verdicts(info, tmp_path).begin("sha", "op.base", stage)
+    assert selftest.Verdicts(info, tmp_path, previous).get("sha") == wrong
+    assert selftest.Verdicts(info, tmp_path).get("sha") == wrong
+
+
+def test_an_end_that_nobody_saw_counts_the_second_time(tmp_path: Path) -> None:
+    info = NullBackend().info
+    for _ in range(2):
+        verdicts = selftest.Verdicts(info, tmp_path)
+        assert verdicts.get("sha") is None
+        verdicts.begin("sha", "op.base", "compile")
+        verdicts.begin("sha", "op.base", "run")
+    wrong = selftest.Verdicts(info, tmp_path).get("sha")
+    assert wrong == "its self-test ended the worker or the machine 2 times"
+
+
+def test_what_says_nothing_of_a_kernel_is_taken_back(tmp_path: Path) -> None:
+    info = NullBackend().info
+    verdicts = selftest.Verdicts(info, tmp_path)
+    for known in (None, ""):
+        verdicts.begin("sha", "op.base", "compile")
+        verdicts.restore("sha", "op.base", known)
+        assert selftest.Verdicts(info, tmp_path, HANG).get("sha") == known
+
+
+def test_two_processes_write_one_file(tmp_path: Path) -> None:
+    info = NullBackend().info
+    first, second = (selftest.Verdicts(info, tmp_path) for _ in range(2))
+    first.put("a", "op.a", "wrong")
+    second.put("b", "op.b", "")
+    both = selftest.Verdicts(info, tmp_path)
+    assert (both.get("a"), both.get("b")) == ("wrong", "")
+
+
+def test_a_new_driver_and_a_new_build_are_tried_anew(tmp_path: Path) -> None:
+    info = NullBackend().info
+    old, new = (replace(info, properties={"uuid": "u", "driver_version": v}) for v in (1, 2))
+    selftest.Verdicts(old, tmp_path).put("sha", "op.base", "wrong")
+    assert selftest.Verdicts(old, tmp_path).get("sha") == "wrong"
+    assert selftest.Verdicts(old, tmp_path).get("another build") is None
+    assert selftest.Verdicts(new, tmp_path).get("sha") is None
+
+
+@gpu
+def test_it_is_written_down_before_the_driver_gets_it(tmp_path: Path) -> None:
+    found = []
+
+    def report(what: str, name: str, reason: str) -> None:
+        (file,) = tmp_path.iterdir()
+        found.append((what, name, json.loads(file.read_text())))
+
+    backend = VulkanBackend(allow_software=True, verdicts=tmp_path)
+    try:
+        backend.listen(report)
+        run_chain(backend)
+    finally:
+        backend.close()
+    ((what, name, written),) = found
+    assert (what, name) == ("trying", "swiglu.base")
+    assert list(written.values()) == [{"name": "swiglu.base", "trying": "compile", "tries": 1}]

@@ -82,6 +82,7 @@ def test_the_layer_sees_a_missing_barrier_and_no_other_fault(complaints: Path) -
 
 
 def test_all_kernels_are_valid(complaints: Path) -> None:
-    tests = ["tests/kernels", "tests/engine/backends/test_backends_all.py"]
+    names = ("all", "crosscheck")
+    tests = ["tests/kernels", *(f"tests/engine/backends/test_backends_{n}.py" for n in names)]
     found = run(complaints, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *tests)
     assert found == ""
