@@ -22,6 +22,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from pvrd.activate import NAME, activate
 from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply, V, plain
 from pvrd.client_video import VideoSession
 from pvrd.errors import (
@@ -35,7 +36,6 @@ from pvrd.errors import (
     from_name,
 )
 
-NAME = "org.pvrd.Pvrd1"
 PATH = "/org/pvrd/Pvrd1"
 MANAGER = f"{NAME}.Manager"
 TEXT = f"{NAME}.TextSession"
@@ -197,7 +197,7 @@ class Client:
                 sentences.append(str(error.__cause__ or error))
                 continue
             self._connection, self.bus = connection, choice
-            if self._wait(self._present(connection)):
+            if self._wait(self._present(connection, choice)):
                 return
             sentences.append(f"no pvrd on the {address.kind} bus")
             connection.close()
@@ -205,11 +205,14 @@ class Client:
         raise NoDaemon(f"There is no daemon to talk to: {'; '.join(sentences)}.")
 
     @staticmethod
-    async def _present(connection: Connection) -> bool:
+    async def _present(connection: Connection, bus: str) -> bool:
         if await connection.name_owner(NAME):
             return True
         reply = await connection.call(BUS, BUS_PATH, BUS, "ListActivatableNames")
-        return NAME in reply.body[0]
+        if NAME not in reply.body[0]:
+            return False
+        activate(bus)
+        return True
 
     def call(
         self,
