@@ -26,6 +26,7 @@ FIRST_SLICE_S = 10.0  # before anything was measured
 SOFTWARE_PIPELINE_S, PIPELINE_S = 120.0, 30.0
 HEALTHY_S = 60.0  # a worker that lived so long starts the back-off from the beginning
 BUSY_RETRY_S = 60.0
+ENDING_S = 1.0  # a worker that closed its socket is killed when it is not gone by then
 OFF = "the configuration turns it off (gpu.enabled)"
 BY_OTHERS = ("it was killed by signal 9", "it was killed by signal 15")  # says nothing of a kernel
 MOST_KERNELS = 256
@@ -233,6 +234,10 @@ class Worker:
         watch = loop.create_task(self._watch())
         try:
             how = await self._end
+            if how == "it ended" and self._process is not None:
+                # It closed its end and is about to go: how it goes is its own to say.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(self._process.ended), ENDING_S)
         finally:
             watch.cancel()
             self._teardown("pvrd ends", kill=self.stopping is False)
@@ -289,7 +294,7 @@ class Worker:
         # At once, not a turn later: nobody may choose a worker that is gone.
         if self.state == "ready":
             self._set("restarting", reason)
-        self._teardown(f"the {self.kind} worker is gone: {reason}", kill=True)
+        self._teardown(f"the {self.kind} worker is gone: {reason}", kill=reason != "it ended")
 
     def _set(self, state: str, reason: str = "", code: str = "") -> None:
         self.state, self.reason, self.code = state, reason, code
