@@ -87,6 +87,8 @@ def typed(key: str, text: str, current: dict[str, Any]) -> tuple[str, Any]:
             return "b", {"true": True, "false": False}[text.lower()]
         if isinstance(now, int):
             value = int(text)
+            if not -(1 << 63) <= value < 1 << 64:  # what the bus can carry
+                raise ValueError
             return ("t", value) if value >= 0 else ("x", value)
         if isinstance(now, float):
             return "d", float(text)

@@ -17,6 +17,11 @@ from pvrd.ctl.target import Target
 if TYPE_CHECKING:
     import argparse
 
+_SUFFIXES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".y4m": "y4m"}
+_FOREIGN = (
+    ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl",
+    ".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi", ".ts",
+)  # fmt: skip
 _KINDS = {b"YUV4": "y4m", b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg"}
 
 
@@ -81,15 +86,20 @@ def _open_input(name: str) -> int:
 
 
 def out_format(given: str | None, name: str, kind: str) -> str:
-    """The picture format of the output: as asked, else as OUT's name says, else as the input.
+    """The format of the output: as asked, else as OUT's name says, else as the input.
 
     Raises:
-        CtlError: a clip was to become a picture, or the other way round.
+        CtlError: a clip was to become a picture, or the other way round, or OUT is named after a
+        format that is not written.
     """
-    by_name = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}.get(
-        os.path.splitext(name)[1].lower()
-    )
-    wanted = given or (by_name if kind != "y4m" and by_name else kind)
+    suffix = os.path.splitext(name)[1].lower()
+    if not given and suffix in _FOREIGN:
+        raise errors.CtlError(
+            f"pvrctl writes y4m, PNG and JPEG, not {suffix[1:]}: name OUT so, or say --format.",
+            errors.USAGE,
+            "InvalidArgument",
+        )
+    wanted = given or _SUFFIXES.get(suffix) or kind
     if (wanted == "y4m") != (kind == "y4m"):
         raise errors.CtlError(
             f"A {kind} input cannot become {wanted}.", errors.USAGE, "InvalidArgument"
@@ -105,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
             raise errors.CtlError(
                 "The enlarged data would go to the terminal; name a file.", errors.USAGE
             )
+    if not args.input or not args.output:
+        raise errors.CtlError("IN and OUT have to be named.", errors.USAGE, "InvalidArgument")
     source = _open_input(args.input)
     try:
         try:

@@ -167,6 +167,25 @@ def test_a_picture_through_pipes(fake) -> None:
     assert "cannot become" in bad.failed(2)
 
 
+def test_out_is_what_its_name_says(fake, tmp_path: Path) -> None:
+    clip_file, picture = tmp_path / "in.y4m", tmp_path / "in.png"
+    clip_file.write_bytes(clip(HEADERS[0], 1))
+    picture.write_bytes(PNG)
+
+    def refused(source: Path, name: str, *options: str) -> str:
+        done = fake.run("upscale", *options, str(source), str(tmp_path / name) if name else "")
+        return str(done.failed(2))
+
+    assert "y4m input cannot become png" in refused(clip_file, "out.PNG")
+    assert "png input cannot become y4m" in refused(picture, "out.y4m")
+    assert "not mp4" in refused(clip_file, "out.mp4")
+    assert "not webp" in refused(picture, "out.WebP")
+    assert "named" in refused(picture, "")
+    assert sorted(os.listdir(tmp_path)) == ["in.png", "in.y4m"]
+    named = fake.run("upscale", "--format", "png", str(picture), str(tmp_path / "out.webp"))
+    assert (named.code, (tmp_path / "out.webp").read_bytes()) == (0, PNG * 2)
+
+
 def test_refusals(fake, tmp_path: Path) -> None:
     source = tmp_path / "in.y4m"
     source.write_bytes(clip(HEADERS[0], 1))
