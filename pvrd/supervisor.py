@@ -176,8 +176,9 @@ class Supervisor:
             except PlaceLost:
                 continue
             except FALL_BACK as e:
-                if device != "auto" or worker is not self.gpu or self.cpu.state != "ready":
-                    raise
+                gone = self.cpu.state in ("absent", "disabled")
+                if device != "auto" or worker is not self.gpu or gone:
+                    raise  # a CPU worker that is being restarted is worth the wait
                 device = "cpu"
                 moved(f"{e.name}: {e}")
             except WorkerLost as e:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -53,10 +53,23 @@ class _Entry:
     wrong: str | None = None  # None: it is being tried
     stage: str = ""
     tries: int = 0
+    passed: bool = False  # before it was tried again
 
-    def json(self) -> dict[str, str | int]:
+    @classmethod
+    def parse(cls, v: dict[str, Any]) -> _Entry:
+        name = str(v["name"])
+        if "trying" not in v:
+            return cls(name, str(v["wrong"]))
+        return cls(name, None, str(v["trying"]), int(v["tries"]), bool(v["passed"]))
+
+    def json(self) -> dict[str, str | int | bool]:
         if self.wrong is None:
-            return {"name": self.name, "trying": self.stage, "tries": self.tries}
+            return {
+                "name": self.name,
+                "trying": self.stage,
+                "tries": self.tries,
+                "passed": self.passed,
+            }
         return {"name": self.name, "wrong": self.wrong}
 
 
@@ -66,7 +79,8 @@ class Verdicts:
 
     That a variant is being tried is written down before. Who finds such an entry knows what ended
     its predecessor: the variant is quarantined at once when `previous` says that it did not end
-    well, else (a machine that was switched off?) at the second time.
+    well, else (a machine that was switched off?) at the second time. One that passed before is
+    tried twice as well: what ended the process was hardly its doing.
     """
 
     def __init__(
@@ -78,19 +92,15 @@ class Verdicts:
         self._entries = self._read()
         how = previous or Previous()
         for sha, entry in list(self._entries.items()):
-            if entry.wrong is None and (how.how or entry.tries >= TRIES):
+            sure = how.how and not entry.passed
+            if entry.wrong is None and (sure or entry.tries >= TRIES):
                 self.put(sha, entry.name, _ended(entry, how))
 
     def _read(self) -> dict[str, _Entry]:
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             if self._path is not None:
                 found = json.loads(self._path.read_text("utf-8"))
-                return {
-                    k: _Entry(str(v["name"]), None, str(v["trying"]), int(v["tries"]))
-                    if "trying" in v
-                    else _Entry(str(v["name"]), str(v["wrong"]))
-                    for k, v in found.items()
-                }
+                return {str(sha): _Entry.parse(v) for sha, v in found.items()}
         return {}
 
     def get(self, sha: str) -> str | None:
@@ -102,8 +112,9 @@ class Verdicts:
         """Writes down, to last even if the machine stops, that a variant is tried from now on."""
         before = self._entries.get(sha)
         tries = before.tries if before else 0
+        passed = before is not None and (before.passed or before.wrong == "")
         more = stage == "compile"
-        self._write(sha, _Entry(name, None, stage, tries + more), sync=True)
+        self._write(sha, _Entry(name, None, stage, tries + more, passed), sync=True)
 
     def put(self, sha: str, name: str, wrong: str) -> None:
         """Writes a verdict down. A file that cannot be written means that it is found again."""

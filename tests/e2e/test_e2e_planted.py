@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,17 @@ def diagnosis(client: Client, name: str) -> str:
     (found,) = [f for f in client.diagnostics() if name in f["message"]]
     assert (found["topic"], found["status"], found["code"]) == ("gpu", "warning", "quarantined")
     return str(found["message"])
+
+
+def doctor(running: Daemon, check: str) -> dict[str, str]:
+    """What `pvrctl doctor` finds in a check."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import pvrd.ctl.main as m; raise SystemExit(m.main())",
+         "--bus", running.address, "--json", "doctor"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    (found,) = [f for f in json.loads(done.stdout) if f["check"] == check]
+    return {key: found[key] for key in ("what", "why")}
 
 
 def test_wrong_in_the_self_test(daemon: Start, plant: Plant, undisturbed: Any) -> None:
@@ -175,6 +188,10 @@ def test_a_compiler_that_does_not_come_back(
         running.ready(client, "gpu", generation=2)
         assert quarantined(running, client) == {"rmsnorm.base": reason}
         assert reason in diagnosis(client, "rmsnorm.base")
+        assert doctor(running, "kernels") == {
+            "what": "Quarantined on this device: rmsnorm.base.",
+            "why": f"rmsnorm.base: {reason}. Other kernels, or the CPU, do their work.",
+        }
         with session(client) as where:
             again = answer(where)
         assert tokens(again) == tokens(undisturbed)

@@ -186,6 +186,16 @@ def test_an_end_that_nobody_saw_counts_the_second_time(tmp_path: Path) -> None:
     assert wrong == "its self-test ended the worker or the machine 2 times"
 
 
+def test_one_that_passed_before_has_a_second_chance(tmp_path: Path) -> None:
+    info = NullBackend().info
+    selftest.Verdicts(info, tmp_path).put("sha", "op.base", "")
+    for previous in (None, ABORT):
+        verdicts = selftest.Verdicts(info, tmp_path, previous)
+        assert not verdicts.get("sha")
+        verdicts.begin("sha", "op.base", "compile")
+    assert "ended the worker" in (selftest.Verdicts(info, tmp_path, ABORT).get("sha") or "")
+
+
 def test_what_says_nothing_of_a_kernel_is_taken_back(tmp_path: Path) -> None:
     info = NullBackend().info
     verdicts = selftest.Verdicts(info, tmp_path)
@@ -229,4 +239,6 @@ def test_it_is_written_down_before_the_driver_gets_it(tmp_path: Path) -> None:
         backend.close()
     ((what, name, written),) = found
     assert (what, name) == ("trying", "swiglu.base")
-    assert list(written.values()) == [{"name": "swiglu.base", "trying": "compile", "tries": 1}]
+    assert list(written.values()) == [
+        {"name": "swiglu.base", "trying": "compile", "tries": 1, "passed": False}
+    ]
