@@ -83,7 +83,7 @@ def daemon(facts: Facts) -> Finding:
             False,
             "The daemon does not answer.",
             facts.daemon_error,
-            "Start it: `sudo systemctl start pvrd`, or `pvrd --bus user` for yourself.",
+            "Start it: `sudo systemctl start pvrd` where it is installed, else `pvrd --bus user`.",
         )
     state = facts.daemon.get("state", "")
     version = facts.daemon.get("version", "?")

@@ -13,14 +13,16 @@ import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from engine.errors import BadModel, UnsupportedModel
 from engine.importers.gguf import Gguf
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MAX_VOCAB = 1 << 21
 MAX_TOKEN = 512  # bytes of a token's text: it has to fit a line of the text stream
@@ -242,15 +244,31 @@ def _merges(file: Gguf, known: dict[str, int], texts: set[str]) -> list[tuple[st
     return merges
 
 
+def _tokenizers() -> Any:
+    """The library, imported when a text model needs it: where it is missing, video still works.
+
+    Raises:
+        UnsupportedModel: it is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        what = "Text models need the Python package tokenizers, which is not installed."
+        raise UnsupportedModel(what) from None
+    return tokenizers
+
+
 def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str) -> Tokenizer:
     """Byte-level BPE. Bytes that the vocabulary lacks are left out, as llama.cpp does it."""
-    model = models.BPE(vocab, merges, ignore_merges=pre == "llama-bpe")
-    library = Tokenizer(model)
+    hf = _tokenizers()
+    library: Tokenizer = hf.Tokenizer(
+        hf.models.BPE(vocab, merges, ignore_merges=pre == "llama-bpe")
+    )
     cuts: list[Any] = [
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in _SPLITS[pre]
+        hf.pre_tokenizers.Split(hf.Regex(pattern), behavior="isolated") for pattern in _SPLITS[pre]
     ]
-    cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    library.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    cuts.append(hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    library.pre_tokenizer = hf.pre_tokenizers.Sequence(cuts)
     return library
 
 
@@ -272,9 +290,10 @@ def _sentencepiece(
             raise UnsupportedModel(f"The model's tokens join in more than {MAX_MERGES} ways.")
     found.sort(key=lambda f: (f[0], f[1], vocab[f[2]], vocab[f[3]]))
     merges = [(left, right) for _, _, left, right in found]
-    model = models.BPE(vocab, merges, unk_token=unk, fuse_unk=False, byte_fallback=True)
-    library = Tokenizer(model)
-    library.normalizer = normalizers.Replace(" ", "▁")
+    hf = _tokenizers()
+    model = hf.models.BPE(vocab, merges, unk_token=unk, fuse_unk=False, byte_fallback=True)
+    library: Tokenizer = hf.Tokenizer(model)
+    library.normalizer = hf.normalizers.Replace(" ", "▁")
     return library
 
 
@@ -282,7 +301,11 @@ class TextTokenizer:
     """Text to ids and back."""
 
     def __init__(self, data: Data) -> None:
-        """Raises BadModel when the data is damaged."""
+        """Raises:
+        BadModel: the data is damaged.
+        UnsupportedModel: the tokenizers library is not installed.
+        """
+        hf = _tokenizers()
         try:
             raw = dict(data.settings)
             for key in ("ends",):
@@ -290,7 +313,7 @@ class TextTokenizer:
             for key in ("specials", "user_defined"):
                 raw[key] = tuple((str(t), int(i)) for t, i in raw[key])
             self.settings = Settings(**raw)
-            self._library = Tokenizer.from_str(bytes(data.library).decode())
+            self._library: Tokenizer = hf.Tokenizer.from_str(bytes(data.library).decode())
         except Exception as e:  # the library raises bare Exceptions
             raise BadModel("The compiled model's tokenizer is damaged.") from e
         self._pieces = bytes(data.pieces)

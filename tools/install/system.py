@@ -160,9 +160,7 @@ def data(target: Target) -> None:
     for page in sorted((SOURCE / "docs").glob("*.[1-8]")):
         target.copy(page, share / f"man/man{page.suffix[1:]}" / page.name)
     for file in sorted((SOURCE / "tools/completion").glob("*pvrctl*")):
-        if file.name.endswith(".fish"):
-            target.copy(file, share / "fish/vendor_completions.d" / file.name)
-        elif file.name.startswith("_"):
+        if file.name.startswith("_"):
             target.copy(file, share / "zsh/site-functions" / file.name)
         else:
             name = file.name.removesuffix(".bash")
