@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -87,8 +86,8 @@ def check(key: str, value: Any) -> Any:
         whole = rule.kind == "int"
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
             raise ValueError(f"{key} is {'an integer' if whole else 'a number'}")
-        if not math.isfinite(value) or not rule.low <= value <= rule.high:
-            raise ValueError(f"{key} lies in {rule.low:.16g} to {rule.high:.16g}, not {value:.16g}")
+        if not rule.low <= value <= rule.high:  # nor is nan
+            raise ValueError(f"{key} lies in {rule.low} to {rule.high}, not {value}")
         return value if whole else float(value)
     if rule.kind == "strs":
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):

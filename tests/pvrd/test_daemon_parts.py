@@ -169,12 +169,23 @@ def test_configuration_files_in_order(tmp_path: Path) -> None:
     "line",
     ["cpu.threads = -1", "cpu.threads = 1.5", "cpu.threads = true", "gpu.enabled = 1",
      "limits.slow_reader_s = nan", "limits.slow_reader_s = 0", "models.paths = 'x'",
-     "models.text = 3", "debug.faults = [1]", "limits.sessions = 0"],
+     "models.text = 3", "debug.faults = [1]", "limits.sessions = 0", "video.tile = 1" + 400 * "0",
+     "deadlines.slice_s = inf", "deadlines.ping_s = 1" + 400 * "0"],
 )  # fmt: skip
 def test_bad_values(line: str, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(line + "\n")
     with pytest.raises(ConfigError, match=line.split(" ")[0]):
+        config.load(paths(tmp_path), file)
+
+
+def test_a_value_out_of_range_is_shown_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("limits.sessions = 99999999999999999999999\n")
+    with pytest.raises(ConfigError, match=r"lies in 1 to 1024, not 99999999999999999999999$"):
+        config.load(paths(tmp_path), file)
+    file.write_text(f"limits.sessions = {5000 * '9'}\n")
+    with pytest.raises(ConfigError, match=r"c\.toml"):
         config.load(paths(tmp_path), file)
 
 
