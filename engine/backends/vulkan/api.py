@@ -25,6 +25,7 @@ from engine.backends.devices import (
     NoDevice,
     why_none,
 )
+from engine.backends.vulkan.timer import Timer
 from engine.errors import DeviceLost, OutOfMemory, PvrError
 
 try:
@@ -291,6 +292,7 @@ class Device:
             stack.callback(vk.vkDestroyPipelineCache, dev, cache, None)
             self._cache = cache
             self._copy_cmd = self.commands(stack, 1)[0]
+            self.timer = self._make_timer(stack, pd)
             self.stack = stack.pop_all()
 
     # --- memory
@@ -551,8 +553,20 @@ class Device:
 
     # --- submitting
 
-    def submission(self, commands: Sequence[Any]) -> Any:
-        """Command buffers in order, ready for submit(); can be used again and again."""
+    def _make_timer(self, stack: ExitStack, pd: Any) -> Timer | None:
+        families = vk.vkGetPhysicalDeviceQueueFamilyProperties(pd)
+        if bits := families[self._family].timestampValidBits:
+            period = vk.vkGetPhysicalDeviceProperties(pd).limits.timestampPeriod
+            first, second = self.commands(stack, 2)
+            return Timer(vk, _call, stack, self._dev, (first, second), bits, period)
+        return None
+
+    def submission(self, commands: Sequence[Any], timed: bool = False) -> Any:
+        """Command buffers in order, ready for submit(); can be used again and again. `timed`: with
+        the device's clock around them, if it has one (self.timer).
+        """
+        if timed and self.timer is not None:
+            commands = [self.timer.before, *commands, self.timer.after]
         buffers = vk.ffi.new("VkCommandBuffer[]", list(commands))
         info = vk.VkSubmitInfo(commandBufferCount=len(commands), pCommandBuffers=buffers)
         return vk.ffi.new("VkSubmitInfo[]", [info]), info, buffers
