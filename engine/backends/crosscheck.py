@@ -86,6 +86,8 @@ class CheckedBackend:
         self.rng = rng or np.random.default_rng()
         self.checks = self.failed = self.copied = 0
         self.seen: set[tuple[str, str, bytes]] = set()  # operation, variant, push constants
+        # Called with True before a slice with many checks, which takes longer, and False after it.
+        self.announce: Callable[[bool], None] = lambda on: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -162,11 +164,15 @@ class CheckedExecutable:
         if not apart:
             return self._inner.run(*sequences)
         checks = {i: _Check(self, calls[i]) for i in apart}
+        if new:
+            backend.announce(True)
         stats = self._inner.run_apart(
             sequences, apart, lambda i: checks[i].before(), lambda i: checks[i].after()
         )
         backend.seen.update(new)
         self._judge(checks.values())
+        if new:
+            backend.announce(False)
         return stats
 
     def _judge(self, checks: Iterable[_Check]) -> None:

@@ -115,6 +115,8 @@ class Worker:
         )
         if (listen := getattr(backend, "listen", None)) is not None:
             listen(lambda what, name, reason: self._on_kernel(what, name, backend, wanted))
+        if backend is not None and hasattr(backend, "announce"):
+            backend.announce = lambda on: self.send({"t": "busy", "on": on})
         if backend is not None and wanted.at:
             return faults.FaultyBackend(backend, wanted)
         return backend

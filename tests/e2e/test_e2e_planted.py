@@ -175,7 +175,7 @@ def test_a_compiler_that_does_not_come_back(
             **CONFIG,
             "deadlines.pipeline_s": 6.0,
             "deadlines.ping_s": 0.2,
-            "debug.faults": [f"gpu:{fault}:rmsnorm.base"],
+            "debug.faults": [f"gpu:{fault}:swiglu.base"],
         }
     )
     with running.client() as client:
@@ -186,16 +186,16 @@ def test_a_compiler_that_does_not_come_back(
         assert events[-1]["device"] == "cpu"
         # The successor would fall, too, if it tried.
         running.ready(client, "gpu", generation=2)
-        assert quarantined(running, client) == {"rmsnorm.base": reason}
-        assert reason in diagnosis(client, "rmsnorm.base")
+        assert quarantined(running, client) == {"swiglu.base": reason}
+        assert reason in diagnosis(client, "swiglu.base")
         assert doctor(running, "kernels") == {
-            "what": "Quarantined on this device: rmsnorm.base.",
-            "why": f"rmsnorm.base: {reason}. Other kernels, or the CPU, do their work.",
+            "what": "Quarantined on this device: swiglu.base.",
+            "why": f"swiglu.base: {reason}. Other kernels, or the CPU, do their work.",
         }
         with session(client) as where:
             again = answer(where)
         assert tokens(again) == tokens(undisturbed)
-        with session(client, "gpu") as where, pytest.raises(DeviceLost, match=r"rmsnorm\.base"):
+        with session(client, "gpu") as where, pytest.raises(DeviceLost, match=r"swiglu\.base"):
             answer(where)
         assert running.device(client, "gpu")["generation"] == 2
         # Pictures and video need other kernels: the GPU goes on with them.

@@ -443,7 +443,8 @@ class VulkanBackend:
 
     def doubt(self, op: str, variant: str) -> str:
         """Why a variant is not to be trusted, a sentence without its stop; "" if it is."""
-        wrong = self._verdicts.get(kernels.manifest()[op][variant]["sha256"])
+        entry = kernels.manifest().get(op, {}).get(variant)
+        wrong = self._verdicts.get(entry["sha256"]) if entry else None
         name = f"{op}.{variant}"
         if not wrong:
             return ""

@@ -112,7 +112,11 @@ def test_a_size_is_checked_before_its_first_result(path: Path) -> None:
     with pytest.raises(Suspect, match=r"swiglu\.base"):
         generate(backend, path, 1)
     sound = checked(Numpy(), 1e-9)
+    said: list[bool] = []
+    sound.announce = said.append
     generate(sound, path, 2)
+    assert said
+    assert said == [True, False] * (len(said) // 2)
     checks = sound.counters()["checks"]
     assert checks == len(sound.seen)
     generate(sound, path, 30)
