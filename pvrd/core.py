@@ -11,7 +11,7 @@ from typing import Any
 from pvrd import systemd
 from pvrd.bus import Connection
 from pvrd.config import Config, Paths
-from pvrd.errors import Internal, PvrdError, ShuttingDown
+from pvrd.errors import Internal, PvrdError, ShuttingDown, shortage
 from pvrd.models import Model, ModelStore
 from pvrd.objects import SESSIONS, Object, ObjectTree, prop, where
 from pvrd.peers import Peers
@@ -70,6 +70,8 @@ def report(error: Exception) -> PvrdError:
     """An error for a stream: what was not foreseen goes to the journal and becomes Internal."""
     if isinstance(error, PvrdError):
         return error
+    if short := shortage(error):
+        return short
     systemd.log(systemd.ERROR, f"a job failed: {where(error)}", PVRD_REASON="internal")
     return Internal("pvrd met a fault of its own; the journal has the place")
 

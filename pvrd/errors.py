@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+
 PREFIX = "org.pvrd.Pvrd1.Error."
 
 
@@ -102,6 +104,13 @@ def from_name(name: object, message: object) -> PvrdError:
     """
     text = "".join(c if c.isprintable() else " " for c in str(message))[:1000]
     return NAMES.get(str(name), Internal)(text)
+
+
+def shortage(error: Exception) -> PvrdError | None:
+    """OutOfMemory where the system has no more descriptors or memory to give, else None."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return OutOfMemory(f"pvrd gets no more from the system: {error.strerror}")
+    return None
 
 
 class StartError(Exception):

@@ -142,7 +142,11 @@ class Manager(Object):
             core.peers.release(call.sender)
             raise
         session.open()
-        return session.answer()
+        try:
+            return session.answer()
+        except BaseException:
+            session.close()
+            raise
 
     @method("Upscale", "picture:h options:a{sv}", "result:h info:a{sv}")
     async def upscale(self, call: Call, index: int, given: dict[str, Any]) -> Answer:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pvrd import systemd
 from pvrd.bus import BUS, INTROSPECTABLE, PEER, PROPERTIES, BusError, Call, Connection, V
-from pvrd.errors import NoSuchSession, PvrdError
+from pvrd.errors import NoSuchSession, PvrdError, shortage
 
 ROOT = "/org/pvrd/Pvrd1"
 SESSIONS = f"{ROOT}/session"
@@ -228,6 +228,9 @@ class ObjectTree:
                 text = f"{call.member} did not finish within {METHOD_S:g} s"
                 self._connection.error(call, f"{NAMESPACE}.Error.Timeout", text)
             except Exception as e:
+                if short := shortage(e):
+                    self._connection.error(call, short.bus_name, str(short))
+                    return
                 systemd.log(systemd.ERROR, f"{call.member}: {where(e)}", PVRD_REASON="internal")
                 text = f"{call.member} met a fault of pvrd's own; the journal has the place"
                 self._connection.error(call, f"{NAMESPACE}.Error.Internal", text)

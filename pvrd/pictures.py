@@ -64,13 +64,18 @@ class PictureJob:
         """
         try:
             size = fds.source_size(fd, "the picture", self._core.config.whole("limits.bytes"))
-            self._core.peers.take(self._uid, size=size)
-        except PvrdError:
+            target = os.dup(self._source)
+        except BaseException:
             os.close(fd)
+            raise
+        try:
+            self._core.peers.take(self._uid, size=size)
+        except BaseException:
+            os.close(fd)
+            os.close(target)
             raise
         self._charge = size
         stop = threading.Event()
-        target = os.dup(self._source)
 
         loop = asyncio.get_running_loop()
         counted = contextlib.ExitStack()
@@ -107,8 +112,8 @@ class PictureJob:
         """Answers with the progress pipe and goes on; then the job closes itself."""
         slow_s = self._core.config.number("limits.slow_reader_s")
         self._stream = LineStream(slow_s, lambda: self.stop(Cancelled("the reader went away")))
-        reader, self._stream.reader = self._stream.reader, -1
         result = fds.read_only(self._result)
+        reader, self._stream.reader = self._stream.reader, -1
         self._task = self._core.task(self._follow(self._stream))
         return Answer([0, {"result": V("h", 1)}], [reader, result])
 

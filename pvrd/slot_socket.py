@@ -112,6 +112,7 @@ class SlotSocket:
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)
             self._sock.close()
+            self.client.close()  # where it was not handed over
             self._queue.clear()
 
     def _flush(self) -> None:

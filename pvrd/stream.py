@@ -132,7 +132,10 @@ class LineStream:
             self._flush()
 
     def close(self) -> None:
-        """Closes the writing end. A second time is no error."""
+        """Closes the writing end, and the other if nobody took it. A second time is no error."""
+        if self.reader >= 0:
+            os.close(self.reader)
+            self.reader = -1
         if self._fd >= 0:
             if not self.gone:
                 self._loop.remove_reader(self._fd)
