@@ -46,6 +46,7 @@ def test_slow_reader_leaves_room_for_the_last_line() -> None:
     async def main() -> None:
         clock = Clock()
         stream = LineStream(60, lambda: None, clock, clock.pause)
+        reader, stream.reader = stream.reader, -1
         count = 0
         slow = ""
         while not slow:
@@ -67,9 +68,9 @@ def test_slow_reader_leaves_room_for_the_last_line() -> None:
         await stream.finish()
         assert clock.now == before
         data = b""
-        while piece := os.read(stream.reader, 1 << 16):
+        while piece := os.read(reader, 1 << 16):
             data += piece
-        os.close(stream.reader)
+        os.close(reader)
         got = [json.loads(line) for line in data.splitlines()]
         assert [line["seq"] for line in got] == list(range(count + 4))
         assert got[-1]["type"] == "error"
@@ -80,13 +81,14 @@ def test_slow_reader_leaves_room_for_the_last_line() -> None:
 def test_reader_that_reads_a_little_is_not_slow() -> None:
     async def main() -> None:
         stream: LineStream
-        clock = Clock(lambda: (os.read(stream.reader, 100), None)[1])
+        clock = Clock(lambda: (os.read(reader, 100), None)[1])
         stream = LineStream(1.0, lambda: None, clock, clock.pause)
+        reader, stream.reader = stream.reader, -1
         for n in range(300):
             await stream.room()
             stream.write("token", {"n": n, "text": "x" * 200})
         assert clock.now > 2.0
-        os.close(stream.reader)
+        os.close(reader)
         stream.close()
 
     asyncio.run(main())
@@ -96,7 +98,8 @@ def test_gone_reader() -> None:
     async def main() -> None:
         gone: list[bool] = []
         stream = LineStream(60, lambda: gone.append(True))
-        os.close(stream.reader)
+        reader, stream.reader = stream.reader, -1
+        os.close(reader)
         await asyncio.sleep(0)
         stream.write("token", {})
         await stream.room()
