@@ -151,10 +151,12 @@ class CheckedExecutable:
         backend = self._backend
         if backend.rate <= 0:
             return self._inner.run(*sequences)
+        if any(name not in self.program.sequences for name in sequences):
+            return self._inner.run(*sequences)  # which has the words for it
         sampled = backend.rng.random() < backend.rate
         if not sampled and sequences in self._known:
             return self._inner.run(*sequences)
-        calls = [c for name in sequences for c in self.program.sequences.get(name, ())]
+        calls = [c for name in sequences for c in self.program.sequences[name]]
         new: dict[tuple[str, str, bytes], int] = {}
         for i, c in enumerate(calls):
             if (c.op, c.variant, c.push) not in backend.seen:
