@@ -9,7 +9,7 @@ buffer for each weight. Sequences: `decode` (one token), `prefill` (up to `chunk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.backends.base import Backend, DeviceInfo
@@ -46,39 +46,63 @@ def allow_all(op: str, variant: str) -> bool:
     return True
 
 
-def allowed(backend: Backend) -> Allow:
+class Allowed:
     """What a backend's own gate lets through: a GPU's manifest knows what a SPIR-V needs beyond
-    the numbers in op.py, and its self-tests which variants are wrong.
+    the numbers in op.py, and its self-tests which variants are wrong; and what it says of their
+    speed.
     """
-    misfit, doubt = getattr(backend, "misfit", None), getattr(backend, "doubt", None)
-    if misfit is None or doubt is None:
-        return allow_all
-    return lambda op, variant: not misfit(op, variant) and not doubt(op, variant)
+
+    def __init__(self, backend: Backend) -> None:
+        self._misfit = getattr(backend, "misfit", None)
+        self._doubt = getattr(backend, "doubt", None)
+        self._fastest = getattr(backend, "fastest", None)
+
+    def __call__(self, op: str, variant: str) -> bool:
+        if self._misfit is None or self._doubt is None:
+            return True
+        return not self._misfit(op, variant) and not self._doubt(op, variant)
+
+    def fastest(self, op: str, variants: Sequence[str], push: Mapping[str, float]) -> str:
+        """One of the variants: the first where the backend does not measure."""
+        return self._fastest(op, variants, push) if self._fastest else variants[0]
 
 
-def choose(contract: Contract, device: DeviceInfo, fmt: str | None, allow: Allow) -> Variant:
-    """The variant for a device: the first that is not baseline and fits, else the first baseline
-    one.
+def allowed(backend: Backend) -> Allowed:
+    """What `lower` should ask about a backend's variants."""
+    return Allowed(backend)
+
+
+def choose(
+    contract: Contract,
+    device: DeviceInfo,
+    fmt: str | None,
+    allow: Allow,
+    push: Mapping[str, float] | None = None,
+) -> Variant:
+    """The variant for a device: of those that fit the one that its backend measured to be the
+    fastest for a call like `push`; without measurements (or `push`) the first baseline one.
 
     Variants of operations that read weights are named after the format, alone or with a suffix
     (`q4`, `q4_dot`).
 
     Raises:
         NoKernel: no variant is left.
+        DeviceLost: while it was measured.
     """
     named = [
-        v
-        for v in contract.variants
-        if fmt is None or v.name == fmt or v.name.startswith(f"{fmt}_")
+        v for v in contract.variants if fmt is None or v.name == fmt or v.name.startswith(f"{fmt}_")
     ]
     candidates = [
-        v
-        for v in named
+        v.name
+        for v in sorted(named, key=lambda v: not v.baseline)
         if not variant_misfit(contract, v, device.limits, device.features)
         and allow(contract.name, v.name)
     ]
-    for v in sorted(candidates, key=lambda v: v.baseline):
-        return v
+    if candidates:
+        name = candidates[0]
+        if push is not None and isinstance(allow, Allowed):
+            name = allow.fastest(contract.name, candidates, push)
+        return contract.variant(name)
     what = f"{contract.name} {fmt}" if fmt else contract.name
     raise NoKernel(
         f"The device {device.name} has no kernel for {what}.",
@@ -165,9 +189,9 @@ class _Lowering:
     ) -> None:
         """Adds a call to both `decode` and `prefill`, or to `head`."""
         contract = contract_of(op)
-        variant = choose(contract, self._device, fmt, self._allow)
         if fmt is not None:
             push = {**push, "fmt": FORMATS[fmt]}
+        variant = choose(contract, self._device, fmt, self._allow, push)
         data = contract.pack(**push)
         sequences = [only] if only else ["head"] if self._in_head else ["decode", "prefill"]
         for sequence in sequences:

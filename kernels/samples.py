@@ -48,6 +48,12 @@ def _nan(*shape: int) -> Array:
     return np.full(shape, np.nan, np.float32)
 
 
+def _wide(name: str) -> list[str]:
+    """A baseline variant and its wide ones (kernels.text.wide_variants)."""
+    stem = "" if name == "base" else f"{name}_"
+    return [name, f"{stem}wide", f"{stem}wide_sub"]
+
+
 def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
     n, k, tokens = 37, 96, 5
     for fmt in ("q4", "q8", "f16"):
@@ -57,7 +63,8 @@ def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
         x = rng.integers(-127, 128, (tokens, k)).astype(np.float32) / 64
         x[:, ::32] = 127 / 64
         y = _normal(rng, tokens, n + 5)
-        yield Sample("matvec", fmt, push, {"w": w, "x": x[0], "y": y[0]}, (1, 0, 0), 1)
+        for variant in _wide(fmt):
+            yield Sample("matvec", variant, push, {"w": w, "x": x[0], "y": y[0]}, (1, 0, 0), 1)
         more = {**push, "accumulate": 1, "ldy": n + 5}
         yield Sample("matmul", fmt, more, {"w": w, "x": x, "y": y}, (tokens, 0, 0), tokens)
         ids = np.array([0, 36, 5, 16], np.uint32)
@@ -69,7 +76,9 @@ def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
 def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
     k = 100
     arrays = {"x": _normal(rng, 3, k), "w": _normal(rng, k), "y": _nan(3, k)}
-    yield Sample("rmsnorm", "base", {"k": k, "eps": 1e-5, "last": 0}, arrays, (3, 0, 2), 3)
+    for variant in _wide("base"):
+        push = {"k": k, "eps": 1e-5, "last": 0}
+        yield Sample("rmsnorm", variant, push, arrays, (3, 0, 2), 3)
     arrays = {"gu": _normal(rng, 3, 2 * k), "h": _nan(3, k)}
     yield Sample("swiglu", "base", {"f": k}, arrays, (3, 0, 2), 3)
     v = 1500
@@ -91,7 +100,8 @@ def _attention(rng: np.random.Generator) -> Iterator[Sample]:
     for op, rows in (("attention_decode", 1), ("attention_prefill", tokens)):
         arrays = {"qkv": qkv, "kc": kc, "vc": vc, "out": _nan(rows, heads * dim)}
         given = (rows, pos0, rows - 1)
-        yield Sample(op, "base", {**shape, "scale": dim**-0.5}, arrays, given, rows)
+        for variant in _wide("base") if op == "attention_decode" else ["base"]:
+            yield Sample(op, variant, {**shape, "scale": dim**-0.5}, arrays, given, rows)
 
 
 def _video(rng: np.random.Generator) -> Iterator[Sample]:

@@ -33,6 +33,24 @@ def format_variants(workgroup: int, shared: int = 0) -> tuple[Variant, ...]:
     )
 
 
+SUBGROUPS = frozenset({"subgroup_basic", "subgroup_arithmetic"})
+
+
+def wide_variants(
+    baseline: Variant, workgroup: int, shared: int, needs: frozenset[str] = SUBGROUPS
+) -> tuple[Variant, ...]:
+    """A baseline variant and two with more invocations, for larger GPUs: one that reduces in
+    `shared` bytes of shared memory alone, one (`_sub`) that `needs` subgroups.
+    """
+    stem = "" if baseline.name == "base" else f"{baseline.name}_"
+    defines = {**baseline.defines, "WIDE": "1"}
+    size = (workgroup, 1, 1)
+    plain = Variant(f"{stem}wide", size, defines, shared=shared, baseline=False)
+    defines = {**defines, "WIDE_SUBGROUP": "1"}
+    sub = Variant(f"{stem}wide_sub", size, defines, needs, shared, baseline=False)
+    return (baseline, plain, sub)
+
+
 def most_groups(push: Push) -> Groups:
     """Groups that each axis takes on the device, as `Contract.groups` is told."""
     most: Groups = push.get("most", (MAX_GROUPS, MAX_GROUPS, MAX_GROUPS))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.contract import POS0, Bind, Contract, Groups, Variant
-from kernels.text import Buffers, Push, view
+from kernels.text import Buffers, Push, view, wide_variants
 
 MAX_DIM = 256
 
@@ -57,7 +57,11 @@ OP = Contract(
         ("ctx", "u32"),
         ("scale", "f32"),
     ),
-    variants=(Variant("base", (32, 1, 1), shared=(2 * MAX_DIM + 2 * 32) * 4),),
+    variants=wide_variants(
+        Variant("base", (32, 1, 1), shared=(2 * MAX_DIM + 2 * 32) * 4),
+        256,
+        (MAX_DIM + 4 * 256 + 16) * 4,
+    ),
     groups=groups,
     reference=reference,
 )

@@ -13,7 +13,18 @@ import numpy.typing as npt
 
 from kernels import weights
 from kernels.contract import Bind, Contract, Groups, Variant, ceil_div
-from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, most_groups, spread, view
+from kernels.text import (
+    FORMAT_NAMES,
+    Buffers,
+    Push,
+    format_variants,
+    most_groups,
+    spread,
+    view,
+    wide_variants,
+)
+
+_SHUFFLES = frozenset({"subgroup_basic", "subgroup_shuffle"})
 
 
 def groups(push: Push, variant: Variant) -> Groups:
@@ -32,7 +43,11 @@ OP = Contract(
     name="matvec",
     bindings=(Bind("w", "r"), Bind("x", "r"), Bind("y", "rw")),
     push=(("fmt", "u32"), ("n", "u32"), ("k", "u32"), ("accumulate", "u32"), ("y0", "u32")),
-    variants=format_variants(32, shared=32 * 16),
+    variants=tuple(
+        v
+        for base in format_variants(32, shared=32 * 16)
+        for v in wide_variants(base, 256, 256 * 16, _SHUFFLES)
+    ),
     groups=groups,
     reference=reference,
 )

@@ -8,7 +8,11 @@ layout(std430, set = 0, binding = 1) readonly buffer X { float x[]; };
 layout(std430, set = 0, binding = 2) readonly buffer W { float w[]; };
 layout(std430, set = 0, binding = 3) writeonly buffer Y { float y[]; };
 
+#if defined(WIDE)
+#include "wide.glsl"
+#else
 shared float sums[PVR_WG_X];
+#endif
 
 void main() {
     uint lane = gl_LocalInvocationID.x;
@@ -21,11 +25,15 @@ void main() {
         float v = x[from * push.k + i];
         sum += v * v;
     }
+#if defined(WIDE)
+    float total = wide_sum(sum);
+#else
     sums[lane] = sum;
     barrier();
     float total = 0.0;
     for (uint i = 0u; i < PVR_WG_X; i++)
         total += sums[i];
+#endif
     float factor = inversesqrt(total / float(push.k) + push.eps);
     for (uint i = lane; i < push.k; i += PVR_WG_X)
         y[row * push.k + i] = x[from * push.k + i] * factor * w[i];

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.contract import LAST_ROW, N_TOKENS, Bind, Contract, Groups, Variant
-from kernels.text import Buffers, Push, most_groups, spread, view
+from kernels.text import Buffers, Push, most_groups, spread, view, wide_variants
 
 
 def groups(push: Push, variant: Variant) -> Groups:
@@ -31,7 +31,7 @@ OP = Contract(
     name="rmsnorm",
     bindings=(Bind("x", "r"), Bind("w", "r"), Bind("y", "w")),
     push=(("k", "u32"), ("eps", "f32"), ("last", "u32")),
-    variants=(Variant("base", (32, 1, 1), shared=32 * 4),),
+    variants=wide_variants(Variant("base", (32, 1, 1), shared=32 * 4), 256, (256 + 16) * 4),
     groups=groups,
     reference=reference,
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 
 from engine.backends.base import DeviceInfo, Limits
+from engine.backends.null import NullBackend
 from engine.errors import BadModel, OutOfMemory
 from engine.graph import Graph, Node, explain
 from engine.importers.gguf import Gguf
 from engine.importers.llama import import_graph
-from engine.lower import choose, lower, weight_nbytes
+from engine.lower import allowed, choose, lower, weight_nbytes
 from engine.passes import PASSES, optimise
 from engine.passes.fuse_add import fuse_add
 from engine.passes.fuse_ffn import fuse_ffn
@@ -175,8 +177,24 @@ def test_choice_of_variants() -> None:
     both = contract(base, fast, other)
     plain, able = device(), replace(device(), features=frozenset({"dot"}))
 
+    class Measured(NullBackend):
+        banned = ""
+
+        def misfit(self, op: str, variant: str) -> str:
+            return ""
+
+        def doubt(self, op: str, variant: str) -> str:
+            return "wrong" if variant == self.banned else ""
+
+        def fastest(self, op: str, variants: Sequence[str], push: Any) -> str:
+            return variants[-1]
+
     def name(info: DeviceInfo, fmt: str, banned: str = "") -> str:
-        return choose(both, info, fmt, lambda o, v: v != banned).name
+        backend = Measured()
+        backend.banned = banned
+        assert choose(both, info, fmt, lambda o, v: v != banned, {}).name == fmt
+        assert choose(both, info, fmt, allowed(backend)).name == fmt
+        return choose(both, info, fmt, allowed(backend), {}).name
 
     assert name(plain, "q4") == "q4"
     assert name(able, "q4") == "q4_dot"
@@ -185,7 +203,7 @@ def test_choice_of_variants() -> None:
     small = replace(able, limits=Limits(max_workgroup_invocations=32))
     assert name(small, "q4") == "q4"
     with pytest.raises(BadModel, match="no kernel for matvec q8"):
-        name(plain, "q8", "q8")
+        choose(both, plain, "q8", lambda o, v: v != "q8")
 
 
 def test_sizes_of_weights(tiny_q8: Path) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 import kernels
-from engine.backends import profiles, selftest
+from engine.backends import profiles, selftest, speed
 from engine.backends.base import Array, RunStats
 from engine.backends.cpu import as_bytes
 from engine.backends.devices import MemoryType, Verdict, judge, plan_memory, why_none
@@ -29,6 +29,7 @@ from engine.program import Binding, Buffer, Call, Program
 
 _STAGING = 16 << 20
 Report = Callable[[str, str, str], None]
+T = TypeVar("T")
 
 
 def list_devices(allow_software: bool = False, want: str = "") -> list[Verdict]:
@@ -305,7 +306,9 @@ class VulkanBackend:
     which are `quarantined` (a property of info, names with spaces between). `force_staging` treats
     the device as one whose memory the host cannot see. `profile` lowers limits and features to
     those of another device (engine.backends.profiles; None: as $PVRD_PROFILE says, "" as they are).
-    `previous` is how the process that had the device before ended.
+    `previous` is how the process that had the device before ended. Variants are timed at an
+    operation's first use (engine.backends.speed) if `measure` says so (None: not on a software
+    device, where the baseline is as good as any); `times` in info's properties says what was found.
 
     Raises:
         NoDevice: none is usable; the code says why.
@@ -322,6 +325,7 @@ class VulkanBackend:
         force_staging: bool = False,
         profile: str | None = None,
         previous: selftest.Previous | None = None,
+        measure: bool | None = None,
     ) -> None:
         lowered = profiles.wanted(profile)
         self.lose_at = lose_at
@@ -343,8 +347,11 @@ class VulkanBackend:
             if chosen is None:
                 raise why_none(judged)
             self._verdicts = selftest.Verdicts(chosen.info, verdicts, previous)
+            self._speeds = speed.Speeds(chosen.info, verdicts)
+            self._measure = not chosen.info.software if measure is None else measure
             known = " ".join(self.quarantined())
             properties = {**chosen.info.properties, "quarantined": known}
+            properties["times"] = self._speeds.told()
             info = replace(chosen.info, properties=properties)
             self.info = lowered.lower(info) if lowered else info
             self.deadline_s = deadline_s or (30.0 if self.info.software else 10.0)
@@ -463,6 +470,42 @@ class VulkanBackend:
         }
         return {name: wrong for name, wrong in found.items() if wrong}
 
+    def fastest(self, op: str, variants: Sequence[str], push: Mapping[str, Any]) -> str:
+        """The fastest of these variants, which `misfit` and `doubt` let through, for a call with
+        these push constants; the first is taken unless another is measured to be better. One that
+        is wrong is quarantined on the way.
+
+        Raises:
+            DeviceLost
+        """
+        what = speed.trial(op, push, self.info.limits.max_storage_range)
+        if not self._measure or what is None or len(variants) < 2:
+            return variants[0]
+        entries = kernels.manifest()[op]
+        mark = " ".join(f"{v}:{entries[v]['sha256'][:16]}" for v in variants)
+        chosen = self._speeds.fastest(self._time, variants, what, mark)
+        told: Any = self.info.properties
+        told["times"] = self._speeds.told()
+        return chosen
+
+    def _time(self, variant: str, what: speed.Trial) -> float | None:
+        """Seconds a call; None when the device cannot have the variant after all."""
+        try:
+            self.pipeline(what.op, variant)
+            return self._aside(lambda: speed.measure(self, variant, what))
+        except (selftest.Quarantined, InvalidArgument, OutOfMemory):
+            return None
+
+    def _aside(self, work: Callable[[], T]) -> T:
+        """Runs what no user of the device asked for: counters stay as they are."""
+        counters = dict(self._counters)
+        self._testing = True
+        try:
+            return work()
+        finally:
+            self._testing = False
+            self._counters.update(counters)
+
     def listen(self, report: Report) -> None:
         """`report` is called with `trying`, a kernel's name and "" before the driver's compiler
         gets it, with `quarantined`, its name and the reason when it is.
@@ -472,16 +515,11 @@ class VulkanBackend:
     def _try(self, op: str, variant: str) -> str:
         """Self-test of a variant; what is wrong with it."""
         name = f"{op}.{variant}"
-        counters = dict(self._counters)
-        self._testing = True
         try:
-            return selftest.run(self, [name]).get(name, "")
+            return self._aside(lambda: selftest.run(self, [name]).get(name, ""))
         except BaseException:
             del self._pipelines[op, variant]
             raise
-        finally:
-            self._testing = False
-            self._counters.update(counters)
 
     # --- memory
 

@@ -44,7 +44,8 @@ def test_every_instruction_set_passes(name: str) -> None:
 
 
 def test_a_device_that_does_nothing_fails_in_everything() -> None:
-    assert len(selftest.run(NullBackend())) == len(samples())
+    plain = [s for s in samples() if not kernels.op(s.op).variant(s.variant).needs]
+    assert len(selftest.run(NullBackend())) == len(plain)
     assert list(selftest.run(NullBackend(), ["swiglu.base"])) == ["swiglu.base"]
 
 

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variant of an operation is the fastest on a device, found by running each.
+
+A variant that is good on one device is bad on another, and no query says which. So each is timed at
+the first use of an operation, for each class of sizes once: calls that wait for one another, as
+those of a token do. The times are kept beside the verdicts of the self-tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kernels
+from engine.backends.base import Backend, DeviceInfo
+from engine.program import Binding, Buffer, Call, Program
+from kernels import weights
+from kernels.contract import PARAM_WORDS
+from kernels.text import FORMAT_NAMES
+
+CALLS, ROUNDS = 32, 3  # in a submission; submissions, of which the quickest counts
+GAIN = 0.95  # of the baseline's time, at most: less is noise
+_MOST_BYTES = 32 << 20  # of a matrix that is made for this
+_POSITIONS = 1024
+
+Times = dict[str, float]  # seconds a call by variant
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A call that stands for a class of sizes: `name` says which, `sizes` are bytes by binding."""
+
+    name: str
+    op: str
+    push: Mapping[str, float | int]
+    sizes: Mapping[str, int]
+    params: tuple[int, ...]
+
+
+# Seconds of a call of a variant, None when the device cannot have it after all.
+Timer = Callable[[str, Trial], float | None]
+
+
+def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
+    """What stands for a call of one token with these push constants, in bindings of at most
+    `most_bytes`; None for operations with nothing to choose.
+    """
+    if op == "matvec":
+        fmt, n, k = FORMAT_NAMES[int(push["fmt"])], _class(push["n"]), _class(push["k"])
+        k = max(k, weights.BLOCK)
+        while n > 1 and weights.nbytes(fmt, n, k) > min(_MOST_BYTES, most_bytes):
+            n //= 2
+        sizes = {"w": weights.nbytes(fmt, n, k), "x": 4 * k, "y": 4 * n}
+        given = {"fmt": push["fmt"], "n": n, "k": k, "accumulate": 0, "y0": 0}
+        return Trial(f"{op} {fmt} {n}x{k}", op, given, sizes, (1, 0, 0))
+    if op == "rmsnorm":
+        k = _class(push["k"])
+        given = {"k": k, "eps": 1e-5, "last": 1}
+        return Trial(f"{op} {k}", op, given, {"x": 4 * k, "w": 4 * k, "y": 4 * k}, (1, 0, 0))
+    if op == "attention_decode":
+        heads, kv_heads, dim = (int(push[name]) for name in ("heads", "kv_heads", "dim"))
+        ctx = min(_class(push["ctx"]), _POSITIONS)
+        while ctx > 1 and 2 * kv_heads * ctx * dim > most_bytes:
+            ctx //= 2
+        cache = 2 * kv_heads * ctx * dim
+        sizes = {"qkv": 4 * (heads + 2 * kv_heads) * dim, "kc": cache, "vc": cache}
+        sizes["out"] = 4 * heads * dim
+        given = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx, "scale": 1.0}
+        name = f"{op} {heads}/{kv_heads}x{dim}x{ctx}"
+        return Trial(name, op, given, sizes, (1, ctx - 1, 0))
+    return None
+
+
+def _class(size: float) -> int:
+    """The power of two below, or the size itself."""
+    return 1 << (int(size).bit_length() - 1)
+
+
+def measure(backend: Backend, variant: str, what: Trial) -> float:
+    """Seconds that one call takes among others that wait for one another.
+
+    Raises:
+        PvrError: what Backend.executable and Executable.run raise.
+    """
+    contract = kernels.op(what.op)
+    buffers = {"params": Buffer("params", 4 * PARAM_WORDS, "params")}
+    for bind in contract.bindings:
+        buffers[bind.name] = Buffer(bind.name, what.sizes[bind.name], "scratch")
+    most = backend.info.limits.max_workgroup_count
+    push = {**what.push, "tokens": 1, "most": most}
+    groups = contract.groups(push, contract.variant(variant))
+    bindings = tuple(Binding(b.name) for b in contract.bindings)
+    call = Call(what.op, variant, bindings, contract.pack(**what.push), groups)
+    calls = 2 if backend.info.software else CALLS
+    given = backend.weights({})
+    exe = backend.executable(Program(buffers, {"once": (call,) * calls}), given)
+    try:
+        words = np.zeros(PARAM_WORDS, np.uint32)
+        words[: len(what.params)] = what.params
+        exe.write("params", words)
+        slow = exe.run("once").wall_s > 0.1
+        return min(exe.run("once").wall_s for _ in range(1 if slow else ROUNDS)) / calls
+    finally:
+        exe.close()
+        given.close()
+
+
+def best(times: Times, baseline: str) -> str:
+    """The fastest variant; the baseline one unless another gains something."""
+    quick = min(times, key=lambda v: times[v], default=baseline)
+    if baseline in times and times[quick] > GAIN * times[baseline]:
+        return baseline
+    return quick
+
+
+class Speeds:
+    """Times of one device and driver version; kept in `folder` if there is one. They hold for the
+    kernel build whose `mark` (hashes of the variants) they were written with. An unreadable file is
+    as good as none.
+    """
+
+    def __init__(self, info: DeviceInfo, folder: Path | None) -> None:
+        p = info.properties
+        name = f"{p.get('uuid', 'unknown')}-{p.get('driver_id', 0)}-{p.get('driver_version', 0)}"
+        self._path = folder / f"{name}.times" if folder else None
+        self._entries = self._read()
+
+    def _read(self) -> dict[str, tuple[str, Times]]:
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+            if self._path is not None:
+                found = json.loads(self._path.read_text("utf-8"))
+                return {
+                    str(name): (
+                        str(entry["mark"]),
+                        {str(v): float(s) for v, s in entry["seconds"].items()},
+                    )
+                    for name, entry in found.items()
+                }
+        return {}
+
+    def get(self, name: str, mark: str) -> Times:
+        """The times of a class of sizes; empty if there are none for this build."""
+        known, times = self._entries.get(name, ("", {}))
+        return times if known == mark else {}
+
+    def put(self, name: str, mark: str, times: Times) -> None:
+        """Keeps times. A file that cannot be written means that they are taken again."""
+        self._entries[name] = (mark, dict(times))
+        if self._path is None:
+            return
+        self._entries = {**self._read(), **self._entries}
+        out = {n: {"mark": m, "seconds": t} for n, (m, t) in self._entries.items()}
+        part = self._path.with_suffix(f".times.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(out, indent=1), encoding="utf-8")
+            part.replace(self._path)
+
+    def fastest(self, time: Timer, variants: Sequence[str], what: Trial, mark: str) -> str:
+        """The fastest of these variants, the baseline first; `time` is asked when it is not known.
+        The first when none could be timed.
+        """
+        times = self.get(what.name, mark)
+        if not times:
+            asked = {v: time(v, what) for v in variants}
+            times = {v: seconds for v, seconds in asked.items() if seconds is not None}
+            self.put(what.name, mark, times)
+        return best(times, variants[0])
+
+    def told(self) -> str:
+        """For people: for each class of sizes microseconds a call, the fastest variant first."""
+        out = []
+        for name, (_, times) in sorted(self._entries.items()):
+            order = sorted(times, key=lambda v: times[v])
+            if order:
+                out.append(f"{name}: {', '.join(f'{v} {times[v] * 1e6:.1f} us' for v in order)}")
+        return "; ".join(out)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fastest variant is found by measurement, once, and used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernels
+from engine.backends import speed
+from engine.backends.null import NullBackend
+from engine.backends.vulkan import VulkanBackend
+from engine.lower import allowed, choose
+from kernels.contract import FORMATS
+
+NORM = {"k": 100, "eps": 1e-5, "last": 0}
+SHAPES: dict[str, dict[str, float]] = {
+    "rmsnorm": NORM,
+    "matvec": {"fmt": FORMATS["q4"], "n": 50, "k": 96, "accumulate": 1, "y0": 3},
+    "attention_decode": {"heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1},
+}
+
+
+@pytest.mark.parametrize(("op", "push"), SHAPES.items(), ids=list(SHAPES))
+def test_a_trial_stands_for_a_class_of_sizes(op: str, push: dict[str, float]) -> None:
+    made = speed.trial(op, push, 1 << 20)
+    assert made is not None
+    assert set(made.sizes) == {b.name for b in kernels.op(op).bindings}
+    assert speed.trial(op, dict(made.push), 1 << 20) == made
+    assert speed.measure(NullBackend(), kernels.op(op).variants[0].name, made) >= 0
+
+
+@pytest.mark.parametrize("fmt", ["q4", "q8", "f16"])
+def test_a_trial_fits_the_bindings(fmt: str) -> None:
+    push = {"fmt": FORMATS[fmt], "n": 200_000, "k": 9000, "accumulate": 0, "y0": 0}
+    for most in (1 << 20, 1 << 27):
+        made = speed.trial("matvec", push, most)
+        assert made is not None
+        assert max(made.sizes.values()) <= min(most, 32 << 20)
+    attention = {"heads": 8, "kv_heads": 8, "dim": 64, "ctx": 131072, "scale": 0.1}
+    made = speed.trial("attention_decode", attention, 100_000)
+    assert made is not None
+    assert max(made.sizes.values()) <= 100_000
+
+
+def test_operations_with_nothing_to_choose_are_not_tried() -> None:
+    assert speed.trial("swiglu", {"f": 64}, 1 << 20) is None
+
+
+def test_the_baseline_gives_way_to_a_gain_alone() -> None:
+    assert speed.best({"base": 1.0, "wide": 0.5, "wide_sub": 0.6}, "base") == "wide"
+    assert speed.best({"base": 1.0, "wide": 0.98}, "base") == "base"
+    assert speed.best({"wide": 1.0, "wide_sub": 0.99}, "base") == "wide_sub"
+    assert speed.best({}, "base") == "base"
+
+
+def test_times_are_kept_for_the_build_that_they_were_taken_with(tmp_path: Path) -> None:
+    info = NullBackend().info
+    speed.Speeds(info, tmp_path).put("op 8", "one", {"base": 2e-6, "wide": 1e-6})
+    again = speed.Speeds(info, tmp_path)
+    assert again.get("op 8", "one") == {"base": 2e-6, "wide": 1e-6}
+    assert again.get("op 8", "two") == {}
+    assert again.told() == "op 8: wide 1.0 us, base 2.0 us"
+    (file,) = tmp_path.iterdir()
+    file.write_text('{"op 8": 3}')
+    assert speed.Speeds(info, tmp_path).told() == ""
+    speed.Speeds(info, None).put("op 8", "one", {})
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Variants whose time was taken; the wide one is always the fastest."""
+    taken: list[str] = []
+
+    def fake(backend: Any, variant: str, what: speed.Trial) -> float:
+        taken.append(variant)
+        return 1.0 if variant == "wide" else 2.0
+
+    monkeypatch.setattr(speed, "measure", fake)
+    return taken
+
+
+@pytest.mark.gpu
+def test_the_fastest_is_used_and_remembered(tmp_path: Path, times: list[str]) -> None:
+    op = kernels.op("rmsnorm")
+    for turn in range(2):
+        backend = VulkanBackend(allow_software=True, verdicts=tmp_path, profile="", measure=True)
+        try:
+            assert ("rmsnorm 64" in str(backend.info.properties["times"])) == bool(turn)
+            assert choose(op, backend.info, None, allowed(backend), NORM).name == "wide"
+            assert "rmsnorm 64: wide" in str(backend.info.properties["times"])
+            backend.quarantine("rmsnorm", "wide", "0.5 too much")
+            assert choose(op, backend.info, None, allowed(backend), NORM).name != "wide"
+            backend._verdicts.put(kernels.manifest()["rmsnorm"]["wide"]["sha256"], "", "")
+        finally:
+            backend.close()
+    # Without the one put aside it is another choice, which is remembered as well.
+    assert times.count("wide") <= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "push"), SHAPES.items(), ids=list(SHAPES))
+def test_measuring_on_a_device(op: str, push: dict[str, float]) -> None:
+    backend = VulkanBackend(allow_software=True, measure=True)
+    try:
+        before = backend.counters()
+        fmt = "q4" if op == "matvec" else None
+        chosen = choose(kernels.op(op), backend.info, fmt, allowed(backend), push)
+        assert chosen.name in [v.name for v in kernels.op(op).variants]
+        assert backend.counters() == before
+        assert chosen.name in str(backend.info.properties["times"])
+    finally:
+        backend.close()
+
+
+@pytest.mark.gpu
+def test_a_software_device_is_not_measured(times: list[str]) -> None:
+    backend = VulkanBackend(allow_software=True)
+    try:
+        if backend.info.software:
+            chosen = choose(kernels.op("rmsnorm"), backend.info, None, allowed(backend), NORM)
+            assert chosen.baseline
+            assert times == []
+    finally:
+        backend.close()
