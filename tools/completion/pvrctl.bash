@@ -26,7 +26,7 @@ _pvrctl() {
     esac
     local options='--bus --json --help' words=''
     case $command in
-        '') options+=' --version'; words='status devices models generate chat upscale config stats shader doctor' ;;
+        '') options+=' --version'; words='status devices models generate chat upscale config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
         generate) options+=" $text --raw --top5" ;;
         chat) options+=" $text" ;;
@@ -41,6 +41,11 @@ _pvrctl() {
             case $action in
                 '') words='check' ;;
                 *) options+=' --profile -D -I' ;;
+            esac ;;
+        bench)
+            case $action in
+                '') words='kernels' ;;
+                *) options+=' --device --allow-software --op --quick' ;;
             esac ;;
         config)
             case $action in

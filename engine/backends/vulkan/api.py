@@ -524,11 +524,19 @@ class Device:
         )
         vk.vkCmdPipelineBarrier(cmd, before, after, 0, 1, [memory], 0, None, 0, None)
 
-    def copying(self, source: Placed, at: int, target: Placed, to: int, nbytes: int) -> Any:
-        """A submission that copies; valid until the next of these two."""
-        region = vk.VkBufferCopy(srcOffset=at, dstOffset=to, size=nbytes)
-        copy = vk.vkCmdCopyBuffer
-        return self._transfer(lambda cmd: copy(cmd, source.handle, target.handle, 1, [region]))
+    def copying(
+        self, source: Placed, at: int, target: Placed, to: int, nbytes: int, times: int = 1
+    ) -> Any:
+        """A submission that copies, `times` in order; valid until the next of these two."""
+        region, transfer = vk.VkBufferCopy(at, to, nbytes), vk.VK_PIPELINE_STAGE_TRANSFER_BIT
+
+        def record(cmd: Any) -> None:
+            for i in range(times):
+                if i:
+                    self._barrier(cmd, transfer, transfer)
+                vk.vkCmdCopyBuffer(cmd, source.handle, target.handle, 1, [region])
+
+        return self._transfer(record)
 
     def zeroing(self, target: Placed) -> Any:
         """A submission that fills a buffer with zeros; valid until the next of these two."""

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls to be timed: each operation and variant in the shapes that real work gives it.
+
+Text: SmolLM2-135M, a decode step at position 511 and a prefill of 32 tokens behind 480. Video: a
+tile of 128x128. Bytes and operations are counted from the shapes: each binding's part is read or
+written once, an addition or multiplication is one operation. They are estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import kernels
+from engine.backends.base import Array, Backend
+from engine.backends.gate import variant_misfit
+from kernels import video, weights
+from kernels.contract import FORMATS, PARAM_WORDS, Variant, ceil_div
+
+HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB = 576, 1536, 9, 3, 64, 49152
+CONTEXT, POSITION, TOKENS = 2048, 511, 32
+QKV = (HEADS + 2 * KV_HEADS) * DIM
+MATRICES = {  # name: (n, k)
+    "qkv": (QKV, HIDDEN),
+    "out": (HIDDEN, HEADS * DIM),
+    "gate_up": (2 * FFN, HIDDEN),
+    "down": (HIDDEN, FFN),
+    "head": (VOCAB, HIDDEN),
+}
+QUICK = ("gate_up", "head")
+TILE, HALO, CHANNELS = 128, 7, 16  # of nsr-balanced
+_FLOATS = np.random.default_rng(20261130).standard_normal(1 << 16).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. `sizes`: bytes of each binding; `data`: what is repeated to fill it (else zeros);
+    `cold`: the binding that is another one each time in real work.
+    """
+
+    op: str
+    variant: Variant
+    name: str  # of the variant, as it is shown
+    shape: str
+    push: Mapping[str, float | int]
+    params: tuple[int, ...]
+    tokens: int
+    sizes: Mapping[str, int]
+    nbytes: int
+    operations: int
+    data: Mapping[str, Array] = field(default_factory=dict)
+    cold: str = ""
+
+
+def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]:
+    """The calls for a device, in the order of the work; `op`: of one operation alone."""
+    makers = {
+        "embed": _embed,
+        "rmsnorm": _rmsnorm,
+        "matvec": _matvec,
+        "matmul": _matmul,
+        "rope_kv": _rope_kv,
+        "attention_decode": _attention,
+        "attention_prefill": _attention,
+        "swiglu": _swiglu,
+        "topk": _topk,
+        "luma_in": _luma_in,
+        "conv3x3": _conv3x3,
+        "shuffle_out": _shuffle_out,
+        "chroma_x2": _chroma_x2,
+    }
+    for name, make in makers.items():
+        if op in ("", name):
+            for variant, shown in _variants(backend, name):
+                yield from make(name, variant, shown, quick)
+
+
+def operations() -> tuple[str, ...]:
+    """Names that `cases` knows: all operations that the build has."""
+    return tuple(sorted(kernels.manifest()))
+
+
+def _variants(backend: Backend, op: str) -> Iterator[tuple[Variant, str]]:
+    """Variants that the device can have. C code is one for all but the formats."""
+    contract, info = kernels.op(op), backend.info
+    seen: set[str] = set()
+    for v in contract.variants:
+        if info.kind == "cpu":
+            fmt = _format(v)
+            shown = fmt or "c"
+            if shown not in seen:
+                seen.add(shown)
+                yield v, shown
+            continue
+        misfit = getattr(backend, "misfit", None)
+        if variant_misfit(contract, v, info.limits, info.features):
+            continue
+        if misfit is None or not misfit(op, v.name):
+            yield v, v.name
+
+
+def _format(v: Variant) -> str:
+    """The weight format that a variant is named after; "" where it reads no packed weights."""
+    stem = v.name.partition("_")[0]
+    return stem if stem in FORMATS else ""
+
+
+def _packed(fmt: str, k: int) -> Array:
+    """One tile of 16 rows, in the packed form; a larger matrix repeats it."""
+    return weights.pack(fmt, _FLOATS[: 16 * k].reshape(16, k) / 16)
+
+
+def _words(**words: int) -> tuple[int, ...]:
+    out = [0] * PARAM_WORDS
+    for name, value in words.items():
+        out[getattr(video, name)] = value
+    return tuple(out)
+
+
+def _text(tokens: int) -> tuple[int, ...]:
+    return (tokens, POSITION + 1 - tokens, tokens - 1)
+
+
+def _embed(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    fmt, k = _format(v), HIDDEN
+    table = weights.nbytes(fmt, VOCAB, k)
+    push = {"fmt": FORMATS[fmt], "k": k, "row0": 0, "rows": VOCAB}
+    for t in (1, TOKENS):
+        sizes = {"ids": 4 * t, "table": table, "out": 4 * t * k}
+        data: dict[str, Array] = {
+            "ids": np.arange(t, dtype=np.uint32) * 1500,
+            "table": _packed(fmt, k),
+        }
+        moved = t * (4 + table // VOCAB + 4 * k)
+        yield Case(op, v, shown, f"{t}x{k}", push, _text(t), t, sizes, moved, 2 * t * k, data)
+
+
+def _rmsnorm(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    k = HIDDEN
+    push = {"k": k, "eps": 1e-5, "last": 0}
+    for t in (1, TOKENS):
+        sizes = {"x": 4 * t * k, "w": 4 * k, "y": 4 * t * k}
+        moved, data = 8 * t * k + 4 * k, {"x": _FLOATS, "w": _FLOATS}
+        yield Case(op, v, shown, f"{t}x{k}", push, _text(t), t, sizes, moved, 4 * t * k, data)
+
+
+def _matvec(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    fmt = _format(v)
+    for name in QUICK if quick else MATRICES:
+        n, k = MATRICES[name]
+        w = weights.nbytes(fmt, n, k)
+        push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": 0, "y0": 0}
+        sizes = {"w": w, "x": 4 * k, "y": 4 * n}
+        data = {"w": _packed(fmt, k), "x": _FLOATS}
+        shape, moved = f"{name} {n}x{k}", w + 4 * (n + k)
+        yield Case(op, v, shown, shape, push, _text(1), 1, sizes, moved, 2 * n * k, data, "w")
+
+
+def _matmul(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    fmt, t = _format(v), TOKENS
+    for name in [m for m in (QUICK if quick else MATRICES) if m != "head"]:
+        n, k = MATRICES[name]
+        w = weights.nbytes(fmt, n, k)
+        push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": 0, "y0": 0, "ldy": n}
+        sizes = {"w": w, "x": 4 * t * k, "y": 4 * t * n}
+        data = {"w": _packed(fmt, k), "x": _FLOATS}
+        shape, moved = f"{name} {n}x{k} T{t}", w + 4 * t * (n + k)
+        yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, 2 * t * n * k, data, "w")
+
+
+def _kv() -> dict[str, float | int]:
+    return {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "ctx": CONTEXT}
+
+
+def _caches() -> dict[str, int]:
+    return dict.fromkeys(("kc", "vc"), 2 * KV_HEADS * CONTEXT * DIM)
+
+
+def _rope_kv(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    push = {**_kv(), "rope_dims": DIM, "neox": 0}
+    for t in (1, TOKENS):
+        sizes = {"qkv": 4 * t * QKV, "table": 4 * CONTEXT * DIM, **_caches()}
+        # Reads all, writes the queries back and keys and values as halves.
+        moved = t * (4 * QKV + 4 * HEADS * DIM + 4 * KV_HEADS * DIM + 4 * DIM)
+        count = 3 * t * (HEADS + KV_HEADS) * DIM
+        data = {"table": np.ones(1, np.float32)}
+        yield Case(op, v, shown, f"T{t}", push, _text(t), t, sizes, moved, count, data)
+
+
+def _attention(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    t = 1 if op == "attention_decode" else TOKENS
+    keys = POSITION + 1
+    sizes = {"qkv": 4 * t * QKV, **_caches(), "out": 4 * t * HEADS * DIM}
+    moved = 4 * keys * KV_HEADS * DIM + 8 * t * HEADS * DIM
+    seen = t * keys - t * (t - 1) // 2  # pairs of a query and a key before it
+    half = (_FLOATS / 4).astype(np.float16)
+    data: dict[str, Array] = {"qkv": _FLOATS, "kc": half, "vc": half}
+    push, shape = {**_kv(), "scale": DIM**-0.5}, f"T{t} keys {keys}"
+    count = HEADS * seen * (4 * DIM + 5)
+    yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, count, data, "")
+
+
+def _swiglu(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    for t in (1, TOKENS):
+        sizes, data = {"gu": 8 * t * FFN, "h": 4 * t * FFN}, {"gu": _FLOATS}
+        moved, shape = 12 * t * FFN, f"{t}x{FFN}"
+        yield Case(op, v, shown, shape, {"f": FFN}, _text(t), t, sizes, moved, 5 * t * FFN, data)
+
+
+def _topk(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    record, blocks = 4 * 130, ceil_div(VOCAB, 1024)
+    sizes = {"logits": 4 * VOCAB, "part": record * blocks, "out": record}
+    data: dict[str, Array] = {"logits": _FLOATS, "part": np.arange(130, dtype=np.float32)}
+    for stage, moved in enumerate((4 * VOCAB + record * blocks, record * (blocks + 1))):
+        push = {"v": VOCAB, "stage": stage}
+        shape, count = f"{VOCAB} stage {stage}", moved // 4 * 3
+        yield Case(op, v, shown, shape, push, _text(1), 1, sizes, moved, count, data)
+
+
+_XS = ceil_div(TILE + 2 * HALO, 16) * 16
+_LUMA = (TILE + 2 * HALO) * _XS  # floats of a tile's window
+_MAPS = CHANNELS * _LUMA
+_FRAME = {"bits": 8, "tw": TILE, "th": TILE, "halo": HALO, "xs": _XS}
+_ONE = _words(N_TILES=1, WIDTH=TILE, HEIGHT=TILE)
+
+
+def _luma_in(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    push = {**_FRAME, "stride": TILE // 4, "y_tile": _LUMA, "scale": 1 / 255}
+    sizes = {"src": TILE * TILE, "y": 4 * _LUMA + 256}
+    shape, moved = f"{TILE}x{TILE}", TILE * TILE + 4 * _LUMA
+    yield Case(op, v, shown, shape, push, _ONE, 1, sizes, moved, _LUMA)
+
+
+def _conv3x3(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    rows = TILE + 2 * HALO - 2
+    outs = (CHANNELS, 4) if shown == "c" else (4 if v.name.startswith("oc4") else CHANNELS,)
+    for cout in outs:
+        push: dict[str, float | int] = {"cin": CHANNELS, "cout": cout, "rows": rows, "xs": _XS}
+        push |= {"x_tile": _MAPS, "y_tile": _MAPS}
+        sizes = {
+            "x": 4 * _MAPS + 256,
+            "w": 4 * (9 * CHANNELS * cout + 2 * cout),
+            "y": 4 * _MAPS + 256,
+        }
+        moved = 4 * rows * _XS * (CHANNELS + cout) + sizes["w"]
+        count = 2 * 9 * CHANNELS * cout * rows * _XS
+        shape = f"{CHANNELS}->{cout} {TILE}x{TILE}"
+        data: dict[str, Array] = {"x": _FLOATS, "w": _FLOATS / 64}
+        yield Case(op, v, shown, shape, push, _ONE, 1, sizes, moved, count, data)
+
+
+def _shuffle_out(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    push = {**_FRAME, "stride": 2 * TILE // 4, "f_tile": _MAPS, "luma_tile": _LUMA}
+    sizes = {"f": 4 * _MAPS + 256, "luma": 4 * _LUMA + 256, "base": 400, "dst": 4 * TILE * TILE}
+    data: dict[str, Array] = {
+        "f": _FLOATS / 64,
+        "luma": np.abs(_FLOATS) / 8,
+        "base": _FLOATS[:100] / 25,
+    }
+    moved, count = TILE * TILE * (4 * 4 + 4 + 4), TILE * TILE * 4 * 52
+    yield Case(op, v, shown, f"{TILE}x{TILE}", push, _ONE, 1, sizes, moved, count, data)
+
+
+def _chroma_x2(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    side, words = TILE // 2, TILE // 4
+    push = {"bits": 8, "step": 1, "stride": side // 4, "out_stride": words}
+    push |= {"rows": side, "words": words}
+    sizes = {"src": side * side, "filters": 400, "dst": TILE * TILE}
+    data = {"filters": _FLOATS[:100] / 25}
+    params = _words(C_WIDTH=side, C_HEIGHT=side, C_ROWS=side)
+    moved, count = side * side * 5, side * side * 4 * 50
+    yield Case(op, v, shown, f"{side}x{side}", push, params, 1, sizes, moved, count, data)
