@@ -126,6 +126,9 @@ class Config:
         return tuple(self.values[key])
 
 
+SECTIONS = frozenset(key.partition(".")[0] for key in KEYS)
+
+
 @dataclass(frozen=True)
 class Paths:
     """Where things lie: the system's places, or their XDG twins on a user or private bus."""
@@ -195,6 +198,8 @@ def load(paths: Paths, file: Path | None = None) -> Config:
     warnings: list[str] = []
     for path in [*files, paths.stored]:
         for key, value in _read(path, needed=file is not None and path == file).items():
+            if key in SECTIONS:
+                raise ConfigError(f"{path}: {key} is a section, [{key}], not a value")
             if key not in KEYS:
                 warnings.append(f"{path}: there is no key {key}")
                 continue

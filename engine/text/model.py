@@ -135,13 +135,14 @@ def info(metadata: dict[str, Any], graph: Graph) -> dict[str, Any]:
 
 
 def inspect(fd: int) -> dict[str, Any]:
-    """Whether a file is a model that can be loaded, and what it is; weights are not read.
+    """Whether a file is a model that can be loaded, and what it is. Of a GGUF file weights are not
+    read; of a compiled model each blob's checksum is.
 
     Raises:
         BadModel, UnsupportedModel
     """
     if os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC:
-        compiled = pvrm.Pvrm.open(fd)
+        compiled = pvrm.Pvrm.open(fd, verify=True)
         return info(*_described(compiled))
     metadata, _ = prepare(fd)
     return info(metadata, Graph.from_json(metadata["graph"]))

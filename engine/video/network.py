@@ -113,12 +113,12 @@ class VideoModel:
 
 def inspect(source: int | str) -> dict[str, Any]:
     """What a file is as a video model: arch, name, scale, channels, blocks, licence, format,
-    nbytes.
+    nbytes. Checks every blob.
 
     Raises:
         BadModel, UnsupportedModel
     """
-    return _describe(Pvrm.open(source))
+    return _describe(Pvrm.open(source, verify=True))
 
 
 def _describe(file: Pvrm) -> dict[str, Any]:

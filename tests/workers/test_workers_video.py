@@ -253,3 +253,13 @@ def test_inspect_tells_a_video_model(worker: Peer) -> None:
     with MODEL.open("rb") as f:
         worker.send("inspect", [f.fileno()], job="1")
     assert worker.expect("inspected")["info"]["kind"] == "video"
+
+
+def test_inspect_finds_a_damaged_blob(worker: Peer, tmp_path: Path) -> None:
+    data = bytearray(MODEL.read_bytes())
+    data[8192] ^= 1  # the first blobs lie from 4096 on
+    file = tmp_path / "damaged.pvrm"
+    file.write_bytes(data)
+    with file.open("rb") as f:
+        worker.send("inspect", [f.fileno()], job="1")
+    assert worker.error()["error"] == "BadModel"
