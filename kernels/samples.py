@@ -84,7 +84,10 @@ def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
     v = 1500
     part, out = np.zeros(2 * 130, np.uint32), np.zeros(130, np.uint32)
     arrays = {"logits": 8 * _normal(rng, v), "part": part, "out": out}
-    yield Sample("topk", "base", {"v": v, "stage": 0}, arrays, (1, 0, 0), 1)
+    first = Sample("topk", "base", {"v": v, "stage": 0}, arrays, (1, 0, 0), 1)
+    yield first
+    # The variant differs in the second stage, which starts from what the first leaves.
+    yield Sample("topk", "sub", {"v": v, "stage": 1}, reference(first), (1, 0, 0), 1)
 
 
 def _attention(rng: np.random.Generator) -> Iterator[Sample]:

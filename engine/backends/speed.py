@@ -24,6 +24,7 @@ from engine.program import Binding, Buffer, Call, Program
 from kernels import weights
 from kernels.contract import PARAM_WORDS
 from kernels.text import FORMAT_NAMES
+from kernels.topk.op import RECORD_WORDS, part_nbytes
 
 CALLS, ROUNDS = 32, 3  # in a submission; submissions, of which the quickest counts
 GAIN = 0.95  # of the baseline's time, at most: less is noise
@@ -64,6 +65,10 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         k = _class(push["k"])
         given = {"k": k, "eps": 1e-5, "last": 1}
         return Trial(f"{op} {k}", op, given, {"x": 4 * k, "w": 4 * k, "y": 4 * k}, (1, 0, 0))
+    if op == "topk" and push["stage"]:
+        v = _class(push["v"])
+        sizes = {"logits": 4 * v, "part": part_nbytes(v), "out": 4 * RECORD_WORDS}
+        return Trial(f"{op} {v}", op, {"v": v, "stage": 1}, sizes, (1, 0, 0))
     if op == "attention_decode":
         heads, kv_heads, dim = (int(push[name]) for name in ("heads", "kv_heads", "dim"))
         ctx = min(_class(push["ctx"]), _POSITIONS)

@@ -3,7 +3,12 @@
 // then whatever lies above (and of the equals the first), then a sort of those 64 by counting.
 // Stage 1: one workgroup merges the sorted lists; an invocation keeps the best head of its lists,
 // 64 rounds take the best of all. Grid: v / 1024 over x, or 1.
+// With WIDE_SUBGROUP stage 1 takes the best of all by subgroup arithmetic.
 #version 450
+#if defined(WIDE_SUBGROUP)
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#endif
 #include "pvr.glsl"
 
 layout(push_constant) uniform Push { uint v; uint stage; } push;
@@ -161,6 +166,26 @@ void merge(uint lane, uint blocks) {
             stale = false;
         }
         uint slot = turn & 1u;
+#if defined(WIDE_SUBGROUP)
+        uint most = subgroupMax(best_key);
+        uint first = subgroupMin(best_key == most ? best_id : NONE);
+        if (gl_NumSubgroups > 1u) {
+            if (subgroupElect()) {
+                chosen_key[slot][gl_SubgroupID] = most;
+                chosen_id[slot][gl_SubgroupID] = first;
+            }
+            barrier();
+            for (uint i = 0u; i < gl_NumSubgroups; i++) {
+                uint key = chosen_key[slot][i], id = chosen_id[slot][i];
+                if (key > most || (key == most && id < first)) {
+                    most = key;
+                    first = id;
+                }
+            }
+        }
+        // Without anything left all have the same, and one of them says so.
+        bool wins = first == NONE ? lane == 0u : best_key == most && best_id == first;
+#else
         chosen_key[slot][lane] = best_key;
         chosen_id[slot][lane] = best_id;
         barrier();
@@ -170,7 +195,9 @@ void merge(uint lane, uint blocks) {
             if (key > most || (key == most && chosen_id[slot][i] < chosen_id[slot][winner]))
                 winner = i;
         }
-        if (winner == lane) {
+        bool wins = winner == lane;
+#endif
+        if (wins) {
             bool none = best_id == NONE;
             result[2u * turn] = best_id;
             uint at = best_list * RECORD + 2u * keys[best_list] + 1u;

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.contract import Bind, Contract, Groups, Variant, ceil_div
-from kernels.text import Buffers, Push, view
+from kernels.text import SUBGROUPS, Buffers, Push, view
 
 TOP = 64
 BLOCK = 1024
 RECORD_WORDS = 2 * TOP + 2
 NONE = 0xFFFFFFFF
+_SHARED = (2048 + 6 * 32) * 4
 
 
 def part_nbytes(v: int) -> int:
@@ -82,7 +83,10 @@ OP = Contract(
     name="topk",
     bindings=(Bind("logits", "r"), Bind("part", "rw"), Bind("out", "w")),
     push=(("v", "u32"), ("stage", "u32")),
-    variants=(Variant("base", (32, 1, 1), shared=(2048 + 6 * 32) * 4),),
+    variants=(
+        Variant("base", (32, 1, 1), shared=_SHARED),
+        Variant("sub", (32, 1, 1), {"WIDE_SUBGROUP": "1"}, SUBGROUPS, _SHARED, baseline=False),
+    ),
     groups=groups,
     reference=reference,
 )

@@ -19,6 +19,7 @@ NORM = {"k": 100, "eps": 1e-5, "last": 0}
 SHAPES: dict[str, dict[str, float]] = {
     "rmsnorm": NORM,
     "matvec": {"fmt": FORMATS["q4"], "n": 50, "k": 96, "accumulate": 1, "y0": 3},
+    "topk": {"v": 3000, "stage": 1},
     "attention_decode": {"heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1},
 }
 
