@@ -71,6 +71,7 @@ def daemon_facts(state: Mapping[str, Any], notes: Sequence[Mapping[str, Any]]) -
         "devices": devices,
         "pids": [device["pid"] for device in devices if device.get("pid")],
         "quarantined": {str(name): str(reason) for name, reason in quarantined.items()},
+        "times": str(properties.get("times", "")),
         "notes": list(notes),
     }
 
@@ -369,7 +370,9 @@ def running(facts: Facts) -> Iterator[Finding]:
                 "Update the Vulkan driver: each new version is tested anew.",
             )
         else:
-            yield Finding("kernels", True, "No kernel is quarantined.")
+            times = str(state.get("times", ""))
+            why = f"Measured, the fastest first: {times}." if times else ""
+            yield Finding("kernels", True, "No kernel is quarantined.", why)
 
 
 def notes(facts: Facts) -> Iterator[Finding]:

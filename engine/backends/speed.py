@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,11 @@ from kernels.text import FORMAT_NAMES
 from kernels.topk.op import RECORD_WORDS, part_nbytes
 
 CALLS, ROUNDS = 32, 3  # in a submission; submissions, of which the quickest counts
+TURNS = 2  # of all variants
 GAIN = 0.95  # of the baseline's time, at most: less is noise
 _MOST_BYTES = 32 << 20  # of a matrix that is made for this
+_LARGE = 4 << 20  # bytes that a call takes its time for: fewer are needed
+_SLOW_S = 0.02  # a submission that need not be repeated
 _POSITIONS = 1024
 
 Times = dict[str, float]  # seconds a call by variant
@@ -103,14 +106,15 @@ def measure(backend: Backend, variant: str, what: Trial) -> float:
     groups = contract.groups(push, contract.variant(variant))
     bindings = tuple(Binding(b.name) for b in contract.bindings)
     call = Call(what.op, variant, bindings, contract.pack(**what.push), groups)
-    calls = 2 if backend.info.software else CALLS
+    large = sum(what.sizes.values()) > _LARGE
+    calls = 2 if backend.info.software else CALLS // 4 if large else CALLS
     given = backend.weights({})
     exe = backend.executable(Program(buffers, {"once": (call,) * calls}), given)
     try:
         words = np.zeros(PARAM_WORDS, np.uint32)
         words[: len(what.params)] = what.params
         exe.write("params", words)
-        slow = exe.run("once").wall_s > 0.1
+        slow = exe.run("once").wall_s > _SLOW_S
         return min(exe.run("once").wall_s for _ in range(1 if slow else ROUNDS)) / calls
     finally:
         exe.close()
@@ -126,9 +130,9 @@ def best(times: Times, baseline: str) -> str:
 
 
 class Speeds:
-    """Times of one device and driver version; kept in `folder` if there is one. They hold for the
-    kernel build whose `mark` (hashes of the variants) they were written with. An unreadable file is
-    as good as none.
+    """Times of one device and driver version; kept in `folder` if there is one. Each holds for the
+    compiled variant (the hash of its SPIR-V) that it was taken with. An unreadable file is as good
+    as none.
     """
 
     def __init__(self, info: DeviceInfo, folder: Path | None) -> None:
@@ -137,53 +141,58 @@ class Speeds:
         self._path = folder / f"{name}.times" if folder else None
         self._entries = self._read()
 
-    def _read(self) -> dict[str, tuple[str, Times]]:
+    def _read(self) -> dict[str, dict[str, tuple[str, float]]]:
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             if self._path is not None:
                 found = json.loads(self._path.read_text("utf-8"))
                 return {
-                    str(name): (
-                        str(entry["mark"]),
-                        {str(v): float(s) for v, s in entry["seconds"].items()},
-                    )
+                    str(name): {
+                        str(v): (str(sha), float(seconds)) for v, (sha, seconds) in entry.items()
+                    }
                     for name, entry in found.items()
                 }
         return {}
 
-    def get(self, name: str, mark: str) -> Times:
-        """The times of a class of sizes; empty if there are none for this build."""
-        known, times = self._entries.get(name, ("", {}))
-        return times if known == mark else {}
+    def get(self, name: str, shas: Mapping[str, str]) -> Times:
+        """The times of these variants for a class of sizes; empty unless all are known."""
+        known = self._entries.get(name, {})
+        if any(known.get(v, ("", 0.0))[0] != sha for v, sha in shas.items()):
+            return {}
+        return {v: known[v][1] for v in shas}
 
-    def put(self, name: str, mark: str, times: Times) -> None:
+    def put(self, name: str, shas: Mapping[str, str], times: Times) -> None:
         """Keeps times. A file that cannot be written means that they are taken again."""
-        self._entries[name] = (mark, dict(times))
+        new = {v: (shas[v], seconds) for v, seconds in times.items()}
+        self._entries[name] = {**self._entries.get(name, {}), **new}
         if self._path is None:
             return
         self._entries = {**self._read(), **self._entries}
-        out = {n: {"mark": m, "seconds": t} for n, (m, t) in self._entries.items()}
         part = self._path.with_suffix(f".times.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(out, indent=1), encoding="utf-8")
+            part.write_text(json.dumps(self._entries, indent=1), encoding="utf-8")
             part.replace(self._path)
 
-    def fastest(self, time: Timer, variants: Sequence[str], what: Trial, mark: str) -> str:
-        """The fastest of these variants, the baseline first; `time` is asked when it is not known.
-        The first when none could be timed.
+    def fastest(self, time: Timer, shas: Mapping[str, str], what: Trial) -> str:
+        """The fastest of these variants (with their hashes; the baseline first); `time` is asked
+        when it is not known. The first when none could be timed.
         """
-        times = self.get(what.name, mark)
+        times = self.get(what.name, shas)
         if not times:
-            asked = {v: time(v, what) for v in variants}
-            times = {v: seconds for v, seconds in asked.items() if seconds is not None}
-            self.put(what.name, mark, times)
-        return best(times, variants[0])
+            # In turns: the clock of an idle device rises while the first ones are timed.
+            asked = [{v: time(v, what) for v in shas} for _ in range(TURNS)]
+            for v in shas:
+                known = [t for turn in asked if (t := turn[v]) is not None]
+                if len(known) == TURNS:
+                    times[v] = min(known)
+            self.put(what.name, shas, times)
+        return best(times, next(iter(shas)))
 
     def told(self) -> str:
         """For people: for each class of sizes microseconds a call, the fastest variant first."""
         out = []
-        for name, (_, times) in sorted(self._entries.items()):
-            order = sorted(times, key=lambda v: times[v])
+        for name, times in sorted(self._entries.items()):
+            order = sorted(times.items(), key=lambda item: item[1][1])
             if order:
-                out.append(f"{name}: {', '.join(f'{v} {times[v] * 1e6:.1f} us' for v in order)}")
+                out.append(f"{name}: {', '.join(f'{v} {s * 1e6:.1f} us' for v, (_, s) in order)}")
         return "; ".join(out)

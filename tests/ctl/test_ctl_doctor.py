@@ -327,6 +327,14 @@ def test_a_quarantined_kernel_with_its_reason(machine: Machine) -> None:
     assert found.why.startswith(f"matmul.q4: {reason}. ")
 
 
+def test_measured_times_are_shown(machine: Machine) -> None:
+    board(machine, BXS, "BXS-4-64")
+    times = "rmsnorm 512: wide 4.7 us, base 8.3 us"
+    found = machine.diagnose(daemon(properties={"times": times}))["kernels"]
+    assert found.ok
+    assert found.why == f"Measured, the fastest first: {times}."
+
+
 def test_a_worker_that_failed(machine: Machine) -> None:
     board(machine, BXS, "BXS-4-64")
     found = machine.diagnose(daemon("failed", "vkCreateDevice: out of memory"))["worker"]

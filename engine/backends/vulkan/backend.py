@@ -482,8 +482,8 @@ class VulkanBackend:
         if not self._measure or what is None or len(variants) < 2:
             return variants[0]
         entries = kernels.manifest()[op]
-        mark = " ".join(f"{v}:{entries[v]['sha256'][:16]}" for v in variants)
-        chosen = self._speeds.fastest(self._time, variants, what, mark)
+        shas = {v: str(entries[v]["sha256"]) for v in variants}
+        chosen = self._speeds.fastest(self._time, shas, what)
         told: Any = self.info.properties
         told["times"] = self._speeds.told()
         return chosen
