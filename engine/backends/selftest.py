@@ -19,12 +19,19 @@ from typing import Any, Literal
 import numpy as np
 
 import kernels
-from engine.backends.base import Array, Backend, DeviceInfo
+from engine.backends.base import Array, Backend, DeviceInfo, Limits
+from engine.backends.gate import variant_misfit
 from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.program import Binding, Buffer, Call, Program
 from kernels.contract import PARAM_WORDS
 from kernels.samples import Sample, differs, reference, samples
 
+_UNLIMITED = Limits(
+    max_workgroup_invocations=1 << 30,
+    max_workgroup_size=(1 << 30, 1 << 30, 1 << 30),
+    max_shared_bytes=1 << 30,
+    max_storage_buffers=1 << 30,
+)
 Stage = Literal["compile", "run"]
 
 
@@ -161,7 +168,7 @@ def run(backend: Backend, only: Iterable[str] = ()) -> dict[str, str]:
     """Tries each variant (`only`: those named `operation.variant`). Gives the wrong ones with what
     is wrong; empty when the device can be trusted.
 
-    Variants for which the device lacks a feature are left out.
+    Variants for which the device lacks a feature, or that its limits forbid, are left out.
 
     Raises:
         DeviceLost, InvalidArgument (the device's limits forbid it), OutOfMemory
@@ -173,7 +180,10 @@ def run(backend: Backend, only: Iterable[str] = ()) -> dict[str, str]:
         name = f"{sample.op}.{sample.variant}"
         if wanted and name not in wanted:
             continue
-        if contract.variant(sample.variant).needs - backend.info.features:
+        variant, info = contract.variant(sample.variant), backend.info
+        # Limits are a GPU's: who runs no SPIR-V can run all that need no feature.
+        limits = info.limits if info.kind == "gpu" else _UNLIMITED
+        if variant_misfit(contract, variant, limits, info.features):
             continue
         try:
             got = call(backend, sample)

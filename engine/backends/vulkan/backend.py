@@ -24,6 +24,7 @@ from engine.backends.cpu import as_bytes
 from engine.backends.devices import MemoryType, Verdict, judge, plan_memory, why_none
 from engine.backends.gate import Range, call_misfit, misfit
 from engine.backends.vulkan import api
+from engine.backends.vulkan.hazards import Hazards
 from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.program import Binding, Buffer, Call, Program
 
@@ -265,35 +266,6 @@ class VulkanExecutable:
             self._singles, self._dispatches = {}, {}
             self._backend._live.discard(self)
             self._backend._release(self._stack)
-
-
-class Hazards:
-    """Which calls of a sequence need a barrier: those that meet what was written, or write what was
-    read, since.
-    """
-
-    def __init__(self) -> None:
-        self._written: list[Range] = []
-        self._read: list[Range] = []
-
-    def add(self, ranges: Sequence[Range], access: Sequence[str]) -> bool:
-        """The next call's bindings; whether a barrier has to come before it."""
-        reads = [r for r, a in zip(ranges, access, strict=True) if "r" in a]
-        writes = [r for r, a in zip(ranges, access, strict=True) if "w" in a]
-        needed = _meet([*reads, *writes], self._written) or _meet(writes, self._read)
-        if needed:
-            self._written, self._read = [], []
-        self._written += writes
-        self._read += reads
-        return needed
-
-
-def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
-    return any(
-        a == b and begin < stop and start < end
-        for a, begin, end in some
-        for b, start, stop in others
-    )
 
 
 class VulkanBackend:

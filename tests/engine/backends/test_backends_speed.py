@@ -127,7 +127,7 @@ def test_the_fastest_is_used_and_remembered(tmp_path: Path, times: list[str]) ->
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "push"), SHAPES.items(), ids=list(SHAPES))
 def test_measuring_on_a_device(op: str, push: dict[str, float]) -> None:
-    backend = VulkanBackend(allow_software=True, measure=True)
+    backend = VulkanBackend(allow_software=True, profile="", measure=True)
     try:
         before = backend.counters()
         fmt = "q4" if op == "matvec" else None

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from engine.backends.vulkan import NoDevice, VulkanBackend, api, list_devices
-from engine.backends.vulkan.backend import Hazards
+from engine.backends.vulkan.hazards import Hazards
 from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.program import Binding, Buffer, Program
 from tests.engine.backends.conftest import PARAMS, chain, chain_data, swiglu
