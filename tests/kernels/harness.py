@@ -54,6 +54,17 @@ class Runner:
     backend: Backend
     isa: str = ""
 
+    def variants(self, op: str, baseline: str) -> list[str]:
+        """The variants to try for a baseline one: it and, on a GPU that can have them, the faster
+        ones. The C kernels know no variants.
+        """
+        misfit = getattr(self.backend, "misfit", None)
+        if self.backend.info.kind != "gpu" or misfit is None:
+            return [baseline]
+        stem = "" if baseline == "base" else f"{baseline}_"
+        more = [v.name for v in kernels.op(op).variants if not v.baseline]
+        return [baseline, *(v for v in more if v.startswith(stem) and not misfit(op, v))]
+
     def run(
         self,
         op: str,

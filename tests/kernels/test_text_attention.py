@@ -42,10 +42,12 @@ def attention(
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-@pytest.mark.parametrize("pos0", [0, 1, 31, 32, 63, 64, 199])
+@pytest.mark.parametrize("pos0", [0, 1, 31, 32, 63, 64, 199, 255, 256, 299])
 def test_decode(runner: Runner, heads: int, kv_heads: int, dim: int, pos0: int) -> None:
-    push, arrays = attention(heads, kv_heads, dim, 200, pos0, 1, 1)
-    runner.check_op("attention_decode", "base", push, arrays, params=(1, pos0), tolerance=2e-5)
+    push, arrays = attention(heads, kv_heads, dim, 300, pos0, 1, 1)
+    for variant in runner.variants("attention_decode", "base"):
+        given = (1, pos0)
+        runner.check_op("attention_decode", variant, push, arrays, params=given, tolerance=2e-5)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)

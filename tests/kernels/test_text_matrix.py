@@ -39,7 +39,15 @@ def rounded(x: Floats) -> tuple[Floats, Floats]:
 
 
 def product(
-    runner: Runner, op: str, fmt: str, n: int, k: int, tokens: int, **more: int
+    runner: Runner,
+    op: str,
+    fmt: str,
+    n: int,
+    k: int,
+    tokens: int,
+    *,
+    variant: str = "",
+    **more: int,
 ) -> tuple[Floats, Floats]:
     """Runs matvec or matmul into a y of NaN (or numbers, to add to); checks it and gives y before
     and after."""
@@ -57,7 +65,8 @@ def product(
     if not push["accumulate"]:
         y[:] = np.nan
     arrays = {"w": packed, "x": x, "y": y}
-    got = runner.run(op, fmt, push, arrays, params=(tokens, 0, 0), tokens=chunk)["y"]
+    given = (tokens, 0, 0)
+    got = runner.run(op, variant or fmt, push, arrays, params=given, tokens=chunk)["y"]
 
     w = weights.unpack(fmt, packed, n, k).astype(np.float64)
     used, y0 = x[:tokens].astype(np.float64), push["y0"]
@@ -87,13 +96,15 @@ def product(
 @pytest.mark.parametrize("fmt", FMTS)
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (37, 96), (130, 576), (64, 1536)])
 def test_matvec(runner: Runner, fmt: str, n: int, k: int) -> None:
-    product(runner, "matvec", fmt, n, k, 1)
+    for variant in runner.variants("matvec", fmt):
+        product(runner, "matvec", fmt, n, k, 1, variant=variant)
 
 
 @pytest.mark.parametrize("fmt", FMTS)
 def test_matvec_adds_and_leaves_the_rest(runner: Runner, fmt: str) -> None:
-    product(runner, "matvec", fmt, 45, 128, 1, accumulate=1, y0=64, ldy=160)
-    product(runner, "matvec", fmt, 45, 128, 1, accumulate=0, y0=16, ldy=90)
+    for v in runner.variants("matvec", fmt):
+        product(runner, "matvec", fmt, 45, 128, 1, accumulate=1, y0=64, ldy=160, variant=v)
+        product(runner, "matvec", fmt, 45, 128, 1, accumulate=0, y0=16, ldy=90, variant=v)
 
 
 @pytest.mark.parametrize("fmt", FMTS)

@@ -26,12 +26,15 @@ def test_rmsnorm(runner: Runner, k: int, tokens: int) -> None:
         "w": rng.normal(size=k).astype(np.float32),
         "y": np.full((8, k), np.nan, np.float32),
     }
-    push = {"k": k, "eps": 1e-5, "last": 0}
-    got = runner.check_op("rmsnorm", "base", push, arrays, params=(tokens, 0, 0), tokens=8)["y"]
-    assert np.isnan(got[tokens:]).all()
-    push["last"] = 1
-    got = runner.check_op("rmsnorm", "base", push, arrays, params=(tokens, 0, 5), tokens=8)["y"]
-    assert np.isnan(got[1:]).all()
+    for variant in runner.variants("rmsnorm", "base"):
+        push = {"k": k, "eps": 1e-5, "last": 0}
+        given = (tokens, 0, 0)
+        got = runner.check_op("rmsnorm", variant, push, arrays, params=given, tokens=8)["y"]
+        assert np.isnan(got[tokens:]).all()
+        push["last"] = 1
+        given = (tokens, 0, 5)
+        got = runner.check_op("rmsnorm", variant, push, arrays, params=given, tokens=8)["y"]
+        assert np.isnan(got[1:]).all()
 
 
 @pytest.mark.parametrize("f", [4, 60, 64, 100, 1536])
@@ -70,15 +73,18 @@ def _checked(runner: Runner, arrays: dict[str, Any], push: dict[str, int]) -> di
     from tests.kernels.harness import reference
 
     want = reference("topk", push, arrays)
-    got = runner.run("topk", "base", push, arrays)
     name = "out" if push["stage"] else "part"
-    a, b = (x[name].reshape(-1, RECORD_WORDS) for x in (got, want))
-    np.testing.assert_array_equal(a[:, : 2 * TOP + 1], b[:, : 2 * TOP + 1])
-    np.testing.assert_allclose(
-        a[:, 2 * TOP + 1].copy().view(np.float32),
-        b[:, 2 * TOP + 1].copy().view(np.float32),
-        rtol=1e-5,
-    )
+    # The baseline comes last: its results are given back.
+    for variant in reversed(runner.variants("topk", "base")):
+        got = runner.run("topk", variant, push, arrays)
+        a, b = (x[name].reshape(-1, RECORD_WORDS) for x in (got, want))
+        np.testing.assert_array_equal(a[:, : 2 * TOP + 1], b[:, : 2 * TOP + 1], variant)
+        np.testing.assert_allclose(
+            a[:, 2 * TOP + 1].copy().view(np.float32),
+            b[:, 2 * TOP + 1].copy().view(np.float32),
+            rtol=1e-5,
+            err_msg=variant,
+        )
     return got
 
 
