@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from engine.errors import PvrError
+from pvrd.workers import holder
 
 if TYPE_CHECKING:
     from engine.backends.base import Backend, DeviceInfo, Executable
@@ -64,6 +65,9 @@ def open_device(kind: str, config: Mapping[str, Any]) -> Opened:
             verdicts=Path(cache) / "devices" if (cache := config.get("cache")) else None,
             previous=Previous(str(before.get("how") or ""), bool(before.get("silent"))),
         )
+        if taken := holder.claim(holder.open_nodes()):
+            backend.close()
+            return Opened(None, taken, "busy")
         return Opened(CheckedBackend(backend, float(config.get("check_rate") or 0)))
     except NoDevice as e:
         return Opened(None, str(e), e.code)
