@@ -48,7 +48,7 @@ def ours(model: TextModel, phase: str) -> float:
             state.run(ids[:1], head=True)
             begin = time.perf_counter()
             for token in ids[1:]:
-                state.run([token], head=True)
+                state.run([token], head=True, decode=True)
             return DECODE / (time.perf_counter() - begin)
         begin = time.perf_counter()
         for at in range(0, n, state.chunk):
