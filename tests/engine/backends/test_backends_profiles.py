@@ -300,7 +300,8 @@ def test_the_suite_under_each_profile(name: str, tmp_path: Path) -> None:
         "--ignore",
         "tests/engine/backends/" + Path(__file__).name,
     ]
-    which = ["-m", "gpu and not long", "-k", "not 131072 and not smollm2", f"--basetemp={tmp_path / 't'}"]
+    tests = "not 131072 and not smollm2"
+    which = ["-m", "gpu and not long", "-k", tests, f"--basetemp={tmp_path / 't'}"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which, *where],
         cwd=ROOT,
