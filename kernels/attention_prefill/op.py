@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.attention_decode.op import MAX_DIM, attend
-from kernels.contract import N_TOKENS, POS0, Bind, Contract, Groups, Variant
+from kernels.attention_decode.op import OP as DECODE
+from kernels.contract import N_TOKENS, POS0, Contract, Groups, Variant
 from kernels.text import Buffers, Push, most_groups, spread
 
 
@@ -25,14 +26,8 @@ def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> N
 
 OP = Contract(
     name="attention_prefill",
-    bindings=(Bind("qkv", "r"), Bind("kc", "r"), Bind("vc", "r"), Bind("out", "w")),
-    push=(
-        ("heads", "u32"),
-        ("kv_heads", "u32"),
-        ("dim", "u32"),
-        ("ctx", "u32"),
-        ("scale", "f32"),
-    ),
+    bindings=DECODE.bindings,
+    push=DECODE.push,
     variants=(Variant("base", (32, 1, 1), shared=(2 * MAX_DIM + 2 * 32) * 4),),
     groups=groups,
     reference=reference,

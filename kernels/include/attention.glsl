@@ -5,13 +5,7 @@
 #ifndef PVR_ATTENTION_GLSL
 #define PVR_ATTENTION_GLSL
 
-layout(push_constant) uniform Push {
-    uint heads; uint kv_heads; uint dim; uint ctx; float scale;
-} push;
-layout(std430, set = 0, binding = 1) readonly buffer Qkv { vec4 qkv[]; };
-layout(std430, set = 0, binding = 2) readonly buffer Keys { uvec2 keys[]; };
-layout(std430, set = 0, binding = 3) readonly buffer Values { uint values[]; };
-layout(std430, set = 0, binding = 4) writeonly buffer Out { vec2 result[]; };
+#include "attention_io.glsl"
 
 shared vec4 attention_q[64];
 shared vec2 attention_sum[128];

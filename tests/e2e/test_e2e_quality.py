@@ -4,25 +4,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+
+from benchmarks.nsr_quality import luma, psnr
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("PVRD_TEST_DATA", ROOT.parent / "shared/data/test"))
 
 pytestmark = pytest.mark.bus
-
-
-def luma(picture: Path) -> np.ndarray:
-    """BT.601 luma in limited range, not rounded."""
-    rgb = np.asarray(Image.open(picture).convert("RGB"), np.float64)
-    return np.asarray(16 + rgb @ np.array([65.481, 128.553, 24.966]) / 255)
 
 
 def upscale(folder: Path, low: np.ndarray, *arguments: str, software: bool) -> np.ndarray:
@@ -49,12 +43,6 @@ def upscale(folder: Path, low: np.ndarray, *arguments: str, software: bool) -> n
     return np.frombuffer(frame, np.uint8, 4 * width * height).reshape(2 * height, 2 * width)
 
 
-def psnr(frame: np.ndarray, truth: np.ndarray) -> float:
-    inner = (slice(2, -2),) * 2
-    error = float(np.mean((frame[inner].astype(np.float64) - truth[inner]) ** 2))
-    return 10 * math.log10(255**2 / error)
-
-
 @pytest.mark.gpu
 def test_set5_through_pvrctl(tmp_path: Path) -> None:
     folder = DATA / "Set5/image_SRF_2"
@@ -65,7 +53,7 @@ def test_set5_through_pvrctl(tmp_path: Path) -> None:
     for high in pictures:
         low = np.rint(luma(high.with_name(high.name.replace("_HR", "_LR")))).astype(np.uint8)
         frame = upscale(tmp_path, low, "--device", "cpu", software=False)
-        found.append(psnr(frame, luma(high)[: frame.shape[0], : frame.shape[1]]))
+        found.append(psnr(frame.astype(np.float64), luma(high)[: frame.shape[0], : frame.shape[1]]))
     assert np.mean(found) >= 36.0
 
     # The last picture again: by the GPU, and in tiles of another size.

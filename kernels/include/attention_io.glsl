@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every attention kernel reads and writes, as the contracts of both operations say.
+#ifndef PVR_ATTENTION_IO_GLSL
+#define PVR_ATTENTION_IO_GLSL
+
+layout(push_constant) uniform Push {
+    uint heads; uint kv_heads; uint dim; uint ctx; float scale;
+} push;
+layout(std430, set = 0, binding = 1) readonly buffer Qkv { vec4 qkv[]; };
+layout(std430, set = 0, binding = 2) readonly buffer Keys { uvec2 keys[]; };
+layout(std430, set = 0, binding = 3) readonly buffer Values { uint values[]; };
+layout(std430, set = 0, binding = 4) writeonly buffer Out { vec2 result[]; };
+
+#endif
