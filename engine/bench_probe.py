@@ -162,7 +162,7 @@ def fma(backend: VulkanBackend, budget_s: float) -> tuple[float, float]:
         backend._zero(target)
         layout = device.layout(1, 0)
         pipeline = device.pipeline("the probe", fma_shader(), layout)
-        sets = device.descriptors(stack, params, [(layout, [(target, 0, nbytes)])])
+        sets = device.descriptors(stack, params, [(layout, 0, [(target, 0, nbytes)])])
         while True:
             command = device.commands(stack, 1)[0]
             call = api.Dispatch(pipeline, layout, sets[0], b"", (groups, 1, 1), False)

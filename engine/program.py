@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kernels.contract import Groups
+from kernels.contract import PARAM_WORDS, Groups
 
 # weight: lives in the compiled model, shared by all executables of a WeightSet params: the
 # parameter words, written by the host before a slice input/output: written/read by the host; state:
@@ -16,7 +16,7 @@ Kind = Literal["weight", "params", "input", "output", "state", "scratch"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """One buffer, one purpose."""
+    """One buffer, one purpose. An executable may be lent buffers of another one."""
 
     name: str
     nbytes: int
@@ -35,7 +35,7 @@ class Binding:
 @dataclass(frozen=True)
 class Call:
     """One dispatch. `bindings` are bindings 1.. of the contract; binding 0 is always the params
-    buffer.
+    buffer, from its byte `params` on.
     """
 
     op: str
@@ -43,6 +43,7 @@ class Call:
     bindings: tuple[Binding, ...]
     push: bytes
     groups: Groups
+    params: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Program:
             raise ValueError("a program needs a buffer 'params' of kind params")
         for seq, calls in self.sequences.items():
             for i, call in enumerate(calls):
+                if (
+                    call.params % 256
+                    or call.params + 4 * PARAM_WORDS > self.buffers["params"].nbytes
+                ):
+                    raise ValueError(f"{seq}[{i}] {call.op} has its parameters at {call.params}")
                 for b in call.bindings:
                     buf = self.buffers.get(b.buffer)
                     if buf is None:

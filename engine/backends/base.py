@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
@@ -83,6 +84,12 @@ class Executable(Protocol):
     def close(self) -> None: ...
 
 
+# Buffers of a program that are another executable's: name -> (executable of the same backend, its
+# buffer). The lender has to outlive the borrower.
+Lent = Mapping[str, tuple[Any, str]]
+NOTHING: Lent = MappingProxyType({})
+
+
 class Backend(Protocol):
     """A device, opened."""
 
@@ -93,8 +100,8 @@ class Backend(Protocol):
         views of them.
         """
 
-    def executable(self, program: Program, weights: WeightSet) -> Executable:
-        """Allocates buffers (zeroed) and records every sequence.
+    def executable(self, program: Program, weights: WeightSet, lent: Lent = NOTHING) -> Executable:
+        """Allocates buffers (zeroed), but for those that are lent, and records every sequence.
 
         Raises:
             OutOfMemory: with figures. PvrError subclasses only.

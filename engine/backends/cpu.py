@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import kernels
-from engine.backends.base import Array, DeviceInfo, Limits, RunStats
+from engine.backends.base import NOTHING, Array, DeviceInfo, Lent, Limits, RunStats
 from engine.errors import InvalidArgument, OutOfMemory, PvrError
 from engine.program import Program
 
@@ -149,7 +149,9 @@ class HostExecutable:
     null backend.
     """
 
-    def __init__(self, counters: dict[str, int], program: Program, weights: CpuWeights) -> None:
+    def __init__(
+        self, counters: dict[str, int], program: Program, weights: CpuWeights, lent: Lent = NOTHING
+    ) -> None:
         try:
             program.check()
         except ValueError as e:
@@ -165,6 +167,10 @@ class HostExecutable:
                     have = "no such weight" if blob is None else f"{blob.nbytes} bytes"
                     raise InvalidArgument(f"weight {buf.name!r} of {buf.nbytes} bytes: {have}")
                 self._buffers[buf.name] = blob
+                continue
+            if buf.name in lent:
+                lender, name = lent[buf.name]
+                self._buffers[buf.name] = lender.lend(name, buf.nbytes)
                 continue
             try:
                 self._buffers[buf.name] = aligned(buf.nbytes)
@@ -186,6 +192,16 @@ class HostExecutable:
         if name not in self._buffers:
             raise InvalidArgument(f"there is no buffer {name!r}")
         return self._buffers[name]
+
+    def lend(self, name: str, nbytes: int) -> Array:
+        """A buffer for another executable, which has to be closed before this one.
+
+        Raises:
+            InvalidArgument: it has fewer bytes.
+        """
+        if (found := self.view(name)).nbytes < nbytes:
+            raise InvalidArgument(f"{name!r} has {found.nbytes} bytes, {nbytes} are wanted")
+        return found
 
     def _range(self, name: str, nbytes: int, offset: int) -> Array:
         whole = self.view(name)
@@ -215,9 +231,14 @@ class CpuExecutable(HostExecutable):
     """A Program as arrays of pvr_call."""
 
     def __init__(
-        self, counters: dict[str, int], program: Program, weights: CpuWeights, threads: int
+        self,
+        counters: dict[str, int],
+        program: Program,
+        weights: CpuWeights,
+        threads: int,
+        lent: Lent = NOTHING,
     ) -> None:
-        super().__init__(counters, program, weights)
+        super().__init__(counters, program, weights, lent)
         self._threads = threads
         self._weights = weights  # the encoded addresses point into them
         self._encoded = {name: self._encode(name) for name in program.sequences}
@@ -239,7 +260,7 @@ class CpuExecutable(HostExecutable):
                 raise InvalidArgument(f"{call.op}: too many push constants or bindings")
             row["op"] = index
             row["push"][: len(call.push) // 4] = np.frombuffer(call.push, np.uint32)
-            row["buf"][0] = params
+            row["buf"][0] = params + call.params
             for i, b in enumerate(call.bindings, 1):
                 row["buf"][i] = self.view(b.buffer).ctypes.data + b.offset
         return out
@@ -291,8 +312,8 @@ class CpuBackend:
     def weights(self, blobs: Mapping[str, Array]) -> CpuWeights:
         return CpuWeights(blobs)
 
-    def executable(self, program: Program, weights: Any) -> CpuExecutable:
-        return CpuExecutable(self._counters, program, weights, self.threads)
+    def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> CpuExecutable:
+        return CpuExecutable(self._counters, program, weights, self.threads, lent)
 
     def counters(self) -> dict[str, int]:
         return dict(self._counters)

@@ -15,7 +15,15 @@ from typing import Any, Protocol
 import numpy as np
 
 import kernels
-from engine.backends.base import Array, Backend, Executable, RunStats, WeightSet
+from engine.backends.base import (
+    NOTHING,
+    Array,
+    Backend,
+    Executable,
+    Lent,
+    RunStats,
+    WeightSet,
+)
 from engine.backends.cpu import as_bytes
 from engine.backends.selftest import Quarantined
 from engine.program import Binding, Call, Program
@@ -95,11 +103,13 @@ class CheckedBackend:
     def weights(self, blobs: Mapping[str, Array]) -> CheckedWeights:
         return CheckedWeights(self.inner.weights(blobs), blobs)
 
-    def executable(self, program: Program, weights: Any) -> CheckedExecutable:
-        if isinstance(weights, CheckedWeights):
-            made: Any = self.inner.executable(program, weights.inner)
-            return CheckedExecutable(self, program, made, weights.blobs)
-        return CheckedExecutable(self, program, self.inner.executable(program, weights), {})
+    def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> CheckedExecutable:
+        checked = isinstance(weights, CheckedWeights)
+        inner_lent = {name: (e._inner, buffer) for name, (e, buffer) in lent.items()}
+        made: Any = self.inner.executable(
+            program, weights.inner if checked else weights, inner_lent
+        )
+        return CheckedExecutable(self, program, made, weights.blobs if checked else {})
 
     def counters(self) -> dict[str, int]:
         counters = dict(self.inner.counters())
@@ -250,7 +260,7 @@ class _Check:
         return found if there == nbytes else np.pad(found, (0, nbytes - there))
 
     def before(self) -> None:
-        words = self._exe.read("params", 4 * PARAM_WORDS).view(np.uint32)
+        words = self._exe.read("params", 4 * PARAM_WORDS, self.call.params).view(np.uint32)
         self.copied += 4 * PARAM_WORDS
         sizes = {name: self._exe.range(b)[1] for name, b in self._bound.items()}
         piece = pieces.piece(

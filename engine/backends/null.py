@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 import kernels
-from engine.backends.base import Array, DeviceInfo, Limits, RunStats
+from engine.backends.base import NOTHING, Array, DeviceInfo, Lent, Limits, RunStats
 from engine.backends.cpu import CpuWeights, HostExecutable
 from engine.errors import DeviceLost, InvalidArgument
 from engine.program import Call, Program
+from kernels.contract import PARAM_WORDS
 
 
 class NullExecutable(HostExecutable):
@@ -30,8 +31,9 @@ class NullExecutable(HostExecutable):
         weights: CpuWeights,
         reference: bool,
         lost: Callable[[], bool],
+        lent: Lent = NOTHING,
     ) -> None:
-        super().__init__(counters, program, weights)
+        super().__init__(counters, program, weights, lent)
         self._reference = reference
         self._lost = lost
 
@@ -43,7 +45,9 @@ class NullExecutable(HostExecutable):
             end = whole.nbytes if b.nbytes is None else b.offset + b.nbytes
             bound[bind.name] = whole[b.offset : end]
         contract.reference(
-            self.view("params")[:64].view(np.uint32), bound, contract.unpack(call.push)
+            self.view("params")[call.params :][: 4 * PARAM_WORDS].view(np.uint32),
+            bound,
+            contract.unpack(call.push),
         )
 
     def run(self, *sequences: str) -> RunStats:
@@ -86,11 +90,11 @@ class NullBackend:
     def weights(self, blobs: Mapping[str, Array]) -> CpuWeights:
         return CpuWeights(blobs)
 
-    def executable(self, program: Program, weights: Any) -> NullExecutable:
+    def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> NullExecutable:
         def lost() -> bool:
             return 0 < self.lose_at <= self._counters["submissions"]
 
-        return NullExecutable(self._counters, program, weights, self.reference, lost)
+        return NullExecutable(self._counters, program, weights, self.reference, lost, lent)
 
     def counters(self) -> dict[str, int]:
         return dict(self._counters)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.backends.base import Array, Backend, Executable, RunStats, WeightSet
+from engine.backends.base import NOTHING, Array, Backend, Executable, Lent, RunStats, WeightSet
 from engine.errors import DeviceLost
 from engine.program import Program
 
@@ -97,8 +97,10 @@ class FaultyBackend:
     def weights(self, blobs: Mapping[str, Array]) -> WeightSet:
         return self._inner.weights(blobs)
 
-    def executable(self, program: Program, weights: WeightSet) -> Executable:
-        return FaultyExecutable(self._inner.executable(program, weights), self._faults)
+    def executable(self, program: Program, weights: WeightSet, lent: Lent = NOTHING) -> Executable:
+        inner_lent = {name: (e._inner, buffer) for name, (e, buffer) in lent.items()}
+        made = self._inner.executable(program, weights, inner_lent)
+        return FaultyExecutable(made, self._faults)
 
     def counters(self) -> dict[str, int]:
         return self._inner.counters()

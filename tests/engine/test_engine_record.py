@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.backends.base import NOTHING
 from engine.backends.null import NullBackend
 from engine.backends.selftest import Quarantined
 from engine.errors import BadModel
@@ -29,12 +30,12 @@ class Doubting(NullBackend):
     def doubt(self, op: str, variant: str) -> str:
         return f"null cannot be trusted with {op}.{variant}" if variant in self.known else ""
 
-    def executable(self, program: Program, weights: Any) -> Any:
+    def executable(self, program: Program, weights: Any, lent: Any = NOTHING) -> Any:
         variant = str(program.meta["variant"])
         if variant in self.wrong:
             self.known.add(variant)
             raise Quarantined(self.doubt("op", variant))
-        return super().executable(program, weights)
+        return super().executable(program, weights, lent)
 
 
 def make(backend: Doubting, *variants: str) -> Any:

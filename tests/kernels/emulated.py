@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.backends.base import Array, DeviceInfo, RunStats
+from engine.backends.base import NOTHING, Array, DeviceInfo, RunStats
 from engine.backends.cpu import MAX_BINDINGS, MAX_PUSH_WORDS, CpuWeights, HostExecutable
 from engine.program import Call, Program
 
@@ -67,7 +67,7 @@ class Emulated:
     def weights(self, blobs: Mapping[str, Array]) -> CpuWeights:
         return CpuWeights(blobs)
 
-    def executable(self, program: Program, weights: Any) -> EmulatedExecutable:
+    def executable(self, program: Program, weights: Any, lent: Any = NOTHING) -> EmulatedExecutable:
         return EmulatedExecutable(self, program, weights)
 
     def counters(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.backends.base import NOTHING
 from engine.backends.crosscheck import CheckedBackend
 from engine.text.generate import Generation, Request
 from engine.text.model import TextModel
@@ -36,8 +37,8 @@ class Sick(Numpy):
 
     kernel, begin = WRONG, 0
 
-    def executable(self, program: Any, weights: Any) -> Apart:
-        made = super().executable(program, weights)
+    def executable(self, program: Any, weights: Any, lent: Any = NOTHING) -> Apart:
+        made = super().executable(program, weights, lent)
         run_apart, aside = made.run_apart, self.aside
 
         def sick(*args: Any) -> Any:
@@ -56,8 +57,8 @@ class Sick(Numpy):
 class Checked(CheckedBackend):
     """Names the other kernel otherwise, as a device with several variants does."""
 
-    def executable(self, program: Any, weights: Any) -> Any:
-        made = super().executable(program, weights)
+    def executable(self, program: Any, weights: Any, lent: Any = NOTHING) -> Any:
+        made = super().executable(program, weights, lent)
         made.kernels -= set(getattr(self.inner, "aside"))  # noqa: B009
         return made
 

@@ -417,17 +417,17 @@ class Device:
         self,
         stack: ExitStack,
         params: Placed,
-        wanted: Sequence[tuple[Layout, Sequence[tuple[Placed, int, int]]]],
+        wanted: Sequence[tuple[Layout, int, Sequence[tuple[Placed, int, int]]]],
     ) -> list[Any]:
-        """A descriptor set for each of `wanted`: a layout, and (buffer, offset, bytes) for binding
-        1 and up.
+        """A descriptor set for each of `wanted`: a layout, where in `params` binding 0 begins, and
+        (buffer, offset, bytes) for binding 1 and up.
         """
         if not wanted:
             return []
         dev = self._dev
         uniform_type = vk.VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER
         storage_type = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
-        storage = max(sum(len(ranges) for _, ranges in wanted), 1)
+        storage = max(sum(len(ranges) for _, _, ranges in wanted), 1)
         sizes = [
             vk.VkDescriptorPoolSize(type=uniform_type, descriptorCount=len(wanted)),
             vk.VkDescriptorPoolSize(type=storage_type, descriptorCount=storage),
@@ -436,17 +436,20 @@ class Device:
         what = "vkCreateDescriptorPool"
         pool = _call(what, vk.vkCreateDescriptorPool, dev, pool_info, None)
         stack.callback(vk.vkDestroyDescriptorPool, dev, pool, None)
-        layouts = [layout.sets for layout, _ in wanted]
+        layouts = [layout.sets for layout, _, _ in wanted]
         set_info = vk.VkDescriptorSetAllocateInfo(descriptorPool=pool, pSetLayouts=layouts)
         what = "vkAllocateDescriptorSets"
         sets = list(_call(what, vk.vkAllocateDescriptorSets, dev, set_info))
         most = self.info.limits.max_uniform_range
-        uniform = vk.VkDescriptorBufferInfo(
-            buffer=params.handle, offset=0, range=min(params.nbytes, most)
-        )
+        uniforms = {
+            at: vk.VkDescriptorBufferInfo(
+                buffer=params.handle, offset=at, range=min(params.nbytes - at, most)
+            )
+            for _, at, _ in wanted
+        }
         keep: list[Any] = []
         writes = []
-        for target, (_, ranges) in zip(sets, wanted, strict=True):
+        for target, (_, at, ranges) in zip(sets, wanted, strict=True):
             infos = [
                 vk.VkDescriptorBufferInfo(buffer=b.handle, offset=offset, range=nbytes)
                 for b, offset, nbytes in ranges
@@ -454,7 +457,7 @@ class Device:
             keep.append(infos)
             # A write of several descriptors goes on over the bindings that follow, since they are
             # alike.
-            for first, kind, some in ((0, uniform_type, [uniform]), (1, storage_type, infos)):
+            for first, kind, some in ((0, uniform_type, [uniforms[at]]), (1, storage_type, infos)):
                 if some:
                     writes.append(
                         vk.VkWriteDescriptorSet(

@@ -19,7 +19,7 @@ import numpy as np
 
 import kernels
 from engine.backends import profiles, selftest, speed
-from engine.backends.base import Array, RunStats
+from engine.backends.base import NOTHING, Array, Lent, RunStats
 from engine.backends.cpu import as_bytes
 from engine.backends.devices import MemoryType, Verdict, judge, plan_memory, why_none
 from engine.backends.gate import Range, call_misfit, misfit
@@ -84,7 +84,13 @@ class VulkanWeights:
 class VulkanExecutable:
     """A Program recorded as one command buffer a sequence, over buffers of its own."""
 
-    def __init__(self, backend: VulkanBackend, program: Program, weights: VulkanWeights) -> None:
+    def __init__(
+        self,
+        backend: VulkanBackend,
+        program: Program,
+        weights: VulkanWeights,
+        lent: Lent = NOTHING,
+    ) -> None:
         try:
             program.check()
         except ValueError as e:
@@ -97,16 +103,20 @@ class VulkanExecutable:
         self._singles: dict[str, list[Any]] = {}
         self._closed = False
         with ExitStack() as stack:
-            self._buffers = self._allocate(stack)
+            self._buffers = self._allocate(stack, lent)
             self._recorded = self._record(stack)
             self._stack = stack.pop_all()
         backend._live.add(self)
 
-    def _allocate(self, stack: ExitStack) -> dict[str, api.Placed]:
+    def _allocate(self, stack: ExitStack, lent: Lent) -> dict[str, api.Placed]:
         where = {"params": "upload", "input": "upload", "output": "readback"}
         own: dict[str, dict[str, int]] = {"device": {}, "upload": {}, "readback": {}}
         out: dict[str, api.Placed] = {}
         for buf in self.program.buffers.values():
+            if buf.name in lent:
+                lender, name = lent[buf.name]
+                out[buf.name], _ = lender._range(name, buf.nbytes, 0)
+                continue
             if buf.kind != "weight":
                 own[where.get(buf.kind, "device")][buf.name] = buf.nbytes
                 continue
@@ -123,17 +133,17 @@ class VulkanExecutable:
 
     def _record(self, stack: ExitStack) -> dict[str, Any]:
         backend, device = self._backend, self._backend._device
-        index: dict[tuple[int, tuple[Binding, ...]], int] = {}
-        wanted: list[tuple[api.Layout, list[tuple[api.Placed, int, int]]]] = []
+        index: dict[tuple[int, int, tuple[Binding, ...]], int] = {}
+        wanted: list[tuple[api.Layout, int, list[tuple[api.Placed, int, int]]]] = []
         for calls in self.program.sequences.values():
             for call in calls:
                 self._fit(call)
                 pipe = backend.pipeline(call.op, call.variant)
-                key = (pipe.layout.count, call.bindings)
+                key = (pipe.layout.count, call.params, call.bindings)
                 if key not in index:
                     index[key] = len(wanted)
                     ranges = [(self._buffers[n], a, b - a) for n, a, b in self._ranges(call)]
-                    wanted.append((pipe.layout, ranges))
+                    wanted.append((pipe.layout, call.params, ranges))
         sets = device.descriptors(stack, self._buffers["params"], wanted)
         names = list(self.program.sequences)
         commands = device.commands(stack, len(names)) if names else []
@@ -146,7 +156,7 @@ class VulkanExecutable:
                     api.Dispatch(
                         pipe.handle,
                         pipe.layout,
-                        sets[index[pipe.layout.count, call.bindings]],
+                        sets[index[pipe.layout.count, call.params, call.bindings]],
                         call.push,
                         call.groups,
                         hazards.add(self._ranges(call), pipe.access),
@@ -340,8 +350,8 @@ class VulkanBackend:
     def weights(self, blobs: Mapping[str, Array]) -> VulkanWeights:
         return VulkanWeights(self, blobs)
 
-    def executable(self, program: Program, weights: Any) -> VulkanExecutable:
-        return VulkanExecutable(self, program, weights)
+    def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> VulkanExecutable:
+        return VulkanExecutable(self, program, weights, lent)
 
     def counters(self) -> dict[str, int]:
         return dict(self._counters)

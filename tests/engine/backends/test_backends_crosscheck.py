@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kernels
-from engine.backends.base import RunStats
+from engine.backends.base import NOTHING, RunStats
 from engine.backends.crosscheck import CheckedBackend, Suspect
 from engine.backends.null import NullBackend, NullExecutable
 from engine.backends.vulkan import VulkanBackend
@@ -50,8 +50,8 @@ class Numpy(NullBackend):
         self.off = off
         self.aside: dict[str, str] = {}
 
-    def executable(self, program: Any, weights: Any) -> Apart:
-        exe = Apart(self._counters, program, weights, True, lambda: False)
+    def executable(self, program: Any, weights: Any, lent: Any = NOTHING) -> Apart:
+        exe = Apart(self._counters, program, weights, True, lambda: False, lent)
         exe.off = self.off
         return exe
 
