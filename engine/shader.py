@@ -45,7 +45,7 @@ _WORDS = {
     "storage16": "16-bit values in storage buffers",
     "memory_model": "the Vulkan memory model",
     "int_dot": "integer dot products",
-    "device_address": "addresses of buffers",
+    "buffer_address": "addresses of buffers",
     "subgroup_basic": "subgroups",
     "subgroup_vote": "subgroup votes",
     "subgroup_arithmetic": "reductions over a subgroup (shared memory does them everywhere)",

@@ -30,7 +30,7 @@ CAPABILITY_FEATURE = {
     "DotProductInput4x8Bit": "int_dot",
     "DotProductInput4x8BitPacked": "int_dot",
     "DotProductInputAll": "int_dot",
-    "PhysicalStorageBufferAddresses": "device_address",
+    "PhysicalStorageBufferAddresses": "buffer_address",
     "GroupNonUniform": "subgroup_basic",
     "GroupNonUniformVote": "subgroup_vote",
     "GroupNonUniformArithmetic": "subgroup_arithmetic",

@@ -53,7 +53,7 @@ def test_kept_profile(core: str) -> None:
     assert limits.subgroup_size == 32
     assert set(made["features"]) == profile.features(made["queried"])
     assert not {"fp16", "int8", "int16", "int64", "storage8", "storage16"} & set(made["features"])
-    assert not {"device_address", "memory_model", "fp64"} & set(made["features"])
+    assert not {"buffer_address", "memory_model", "fp64"} & set(made["features"])
     assert "int_dot" in made["features"]
     assert "subgroup_quad" not in made["features"]
     assert made["queried"]["timestampValidBits"] == 0

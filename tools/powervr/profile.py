@@ -20,12 +20,10 @@ from engine.backends.base import Limits
 from engine.backends.devices import SUBGROUP_FEATURES
 
 # The engine's own names of features; importing them needs no Vulkan.
-from engine.backends.vulkan.api import _FEATURES_11, _FEATURES_12, _FEATURES_CORE
+from engine.backends.vulkan.features import CORE, INT_DOT, VULKAN_11, VULKAN_12
 
 FOLDER = Path(__file__).resolve().parent / "profiles"
 _STAGE_COMPUTE = 0x20
-# Features that are extensions, or that the gate alone knows.
-_FEATURES_EXTRA = {"shaderIntegerDotProduct": "int_dot", "bufferDeviceAddress": "device_address"}
 
 
 def limits(queried: Mapping[str, Any]) -> Limits:
@@ -50,7 +48,7 @@ def limits(queried: Mapping[str, Any]) -> Limits:
 
 def features(queried: Mapping[str, Any]) -> frozenset[str]:
     """The engine's names of the features that are there."""
-    known = _FEATURES_CORE | _FEATURES_11 | _FEATURES_12 | _FEATURES_EXTRA
+    known = CORE | VULKAN_11 | VULKAN_12 | INT_DOT
     have = {name for field, name in known.items() if queried[field]}
     if queried["subgroupSupportedStages"] & _STAGE_COMPUTE:
         bits = queried["subgroupSupportedOperations"]

@@ -10,7 +10,7 @@ out as KeyError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from engine.backends.devices import (
     NoDevice,
     why_none,
 )
+from engine.backends.vulkan import features
 from engine.backends.vulkan.timer import Timer
 from engine.errors import DeviceLost, OutOfMemory, PvrError
 
@@ -41,14 +42,6 @@ except Exception as e:  # a sandbox may forbid cffi's callbacks (MemoryError)
 
 _CHUNK = 256 << 20  # bytes of one memory allocation, unless a buffer is larger
 _KINDS = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
-_FEATURES_CORE = {"shaderInt16": "int16", "shaderInt64": "int64", "shaderFloat64": "fp64"}
-_FEATURES_11 = {"storageBuffer16BitAccess": "storage16"}
-_FEATURES_12 = {
-    "shaderFloat16": "fp16",
-    "shaderInt8": "int8",
-    "storageBuffer8BitAccess": "storage8",
-    "vulkanMemoryModel": "memory_model",
-}
 
 
 def _call(what: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -100,10 +93,10 @@ class Instance:
             found = _call(what, vk.vkEnumeratePhysicalDevices, self.handle)
         except PvrError:
             return []  # the loader answers "initialization failed" when no driver is installed
-        return [(pd, _describe(i, pd)) for i, pd in enumerate(found)]
+        return [(pd, _describe(i, pd, self.handle)) for i, pd in enumerate(found)]
 
 
-def _describe(index: int, pd: Any) -> Candidate:
+def _describe(index: int, pd: Any, instance: Any) -> Candidate:
     core = vk.vkGetPhysicalDeviceProperties(pd)
     api = (core.apiVersion >> 22 & 0x7F, core.apiVersion >> 12 & 0x3FF)
     lim = core.limits
@@ -113,7 +106,7 @@ def _describe(index: int, pd: Any) -> Candidate:
         "driver_version": core.driverVersion,
         "api": f"{api[0]}.{api[1]}",
     }
-    features: set[str] = set()
+    have: set[str] = set()
     driver, subgroup = "", 1
     if api >= (1, 2):
         v12 = vk.VkPhysicalDeviceVulkan12Properties()
@@ -130,8 +123,8 @@ def _describe(index: int, pd: Any) -> Candidate:
         if v11.subgroupSupportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT:
             subgroup = v11.subgroupSize
             bits = v11.subgroupSupportedOperations
-            features |= {name for i, name in enumerate(SUBGROUP_FEATURES) if bits >> i & 1}
-        features |= _features(pd)[0]
+            have |= {name for i, name in enumerate(SUBGROUP_FEATURES) if bits >> i & 1}
+        have |= features.supported(vk, _call, instance, pd, subgroup)
     limits = Limits(
         max_workgroup_invocations=lim.maxComputeWorkGroupInvocations,
         max_workgroup_size=_three(lim.maxComputeWorkGroupSize),
@@ -153,7 +146,7 @@ def _describe(index: int, pd: Any) -> Candidate:
         driver=driver or "unknown",
         software=kind == "cpu",
         limits=limits,
-        features=frozenset(features),
+        features=frozenset(have),
         properties=properties,
     )
     return Candidate(index, kind, api, _compute_family(pd) is not None, info)
@@ -172,34 +165,6 @@ def _compute_family(pd: Any) -> int | None:
         if family.queueFlags & vk.VK_QUEUE_COMPUTE_BIT and family.queueCount:
             return i
     return None
-
-
-def _features(
-    pd: Any, allowed: Collection[str] | None = None
-) -> tuple[set[str], tuple[Any, ...]]:
-    """Our names of the features that are there (of those that are `allowed`, if given), and structs
-    that enable just those: the first heads the chain.
-    """
-    v12 = vk.VkPhysicalDeviceVulkan12Features()
-    v11 = vk.VkPhysicalDeviceVulkan11Features(pNext=v12)
-    core = vk.VkPhysicalDeviceFeatures2(pNext=v11)
-    vk.vkGetPhysicalDeviceFeatures2(pd, core)
-    have: set[str] = set()
-    on: list[dict[str, int]] = []
-    known = ((core.features, _FEATURES_CORE), (v11, _FEATURES_11), (v12, _FEATURES_12))
-    for struct, names in known:
-        there = [
-            field
-            for field, name in names.items()
-            if getattr(struct, field) and (allowed is None or name in allowed)
-        ]
-        have |= {names[field] for field in there}
-        on.append(dict.fromkeys(there, 1))
-    on12 = vk.VkPhysicalDeviceVulkan12Features(**on[2])
-    on11 = vk.VkPhysicalDeviceVulkan11Features(pNext=on12, **on[1])
-    on10 = vk.VkPhysicalDeviceFeatures(**on[0])
-    head = vk.VkPhysicalDeviceFeatures2(pNext=on11, features=on10)
-    return have, (head, on11, on12, on10)
 
 
 def memory_types(pd: Any) -> list[MemoryType]:
@@ -277,8 +242,12 @@ class Device:
                     queueFamilyIndex=family, queueCount=1, pQueuePriorities=[1.0]
                 )
             ]
-            _, chain = _features(pd, info.features)
-            create = vk.VkDeviceCreateInfo(pNext=chain[0], pQueueCreateInfos=queues)
+            on = features.query(vk, _call, pd, info.features)
+            create = vk.VkDeviceCreateInfo(
+                pNext=on.head,
+                pQueueCreateInfos=queues,
+                ppEnabledExtensionNames=on.extensions,
+            )
             dev = _call("vkCreateDevice", vk.vkCreateDevice, pd, create, None)
             stack.callback(vk.vkDestroyDevice, dev, None)
             self._dev = dev

@@ -18,7 +18,7 @@ import pytest
 import kernels
 from engine.backends import gate, profiles
 from engine.backends.base import DeviceInfo, Limits
-from engine.backends.vulkan import VulkanBackend, api
+from engine.backends.vulkan import VulkanBackend, features
 from engine.errors import InvalidArgument
 from engine.text.model import TextModel
 from engine.video.frames import FrameFormat
@@ -148,16 +148,16 @@ def test_a_worker_has_the_profiles_device(monkeypatch: pytest.MonkeyPatch) -> No
 @gpu
 @pytest.mark.parametrize("name", ALL)
 def test_the_device_is_opened_with_no_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[set[str]] = []
-    features = api._features
+    asked: list[frozenset[str]] = []
+    query = features.query
 
-    def spy(pd: Any, allowed: Any = None) -> Any:
-        have, chain = features(pd, allowed)
+    def spy(vk: Any, call: Any, pd: Any, allowed: Any = None) -> features.Features:
+        found = query(vk, call, pd, allowed)
         if allowed is not None:
-            asked.append(have)
-        return have, chain
+            asked.append(found.names)
+        return found
 
-    monkeypatch.setattr(api, "_features", spy)
+    monkeypatch.setattr(features, "query", spy)
     backend = VulkanBackend(allow_software=True, profile=name)
     try:
         profile = profiles.load(name)
