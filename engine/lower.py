@@ -130,10 +130,10 @@ def lower(
     """
     if chunk < 1 or not 1 <= context <= int(graph.attrs["context"]):
         raise ValueError(f"context {context}, chunk {chunk}")
-    return _Lowering(graph, device, context, chunk, allow).program()
+    return Lowering(graph, device, context, chunk, allow).program()
 
 
-class _Lowering:
+class Lowering:
     def __init__(
         self, graph: Graph, device: DeviceInfo, context: int, chunk: int, allow: Allow
     ) -> None:
@@ -188,19 +188,33 @@ class _Lowering:
         self, op: str, bindings: list[Binding], fmt: str | None, only: str, push: dict[str, float]
     ) -> None:
         """Adds a call to both `decode` and `prefill`, or to `head`."""
+        sequences = [only] if only else ["head"] if self._in_head else ["decode", "prefill"]
+        for sequence in sequences:
+            tokens = self._chunk if sequence == "prefill" else 1
+            self._add(op, bindings, fmt, push, sequence, tokens)
+
+    def _add(
+        self,
+        op: str,
+        bindings: list[Binding],
+        fmt: str | None,
+        push: dict[str, float],
+        sequence: str,
+        tokens: int,
+        params: int = 0,
+    ) -> None:
+        """Adds a call for at most `tokens` tokens to a sequence."""
         contract = contract_of(op)
         if fmt is not None:
             push = {**push, "fmt": FORMATS[fmt]}
         variant = choose(contract, self._device, fmt, self._allow, push)
-        data = contract.pack(**push)
-        sequences = [only] if only else ["head"] if self._in_head else ["decode", "prefill"]
-        for sequence in sequences:
-            tokens = self._chunk if sequence == "prefill" else 1
-            most = self._device.limits.max_workgroup_count
-            groups = contract.groups({**push, "tokens": tokens, "most": most}, variant)
-            if any(g > m for g, m in zip(groups, most, strict=True)):
-                raise OutOfMemory(f"The operation {op} needs more workgroups than the device has.")
-            self._calls[sequence].append(Call(op, variant.name, tuple(bindings), data, groups))
+        most = self._device.limits.max_workgroup_count
+        groups = contract.groups({**push, "tokens": tokens, "most": most}, variant)
+        if any(g > m for g, m in zip(groups, most, strict=True)):
+            raise OutOfMemory(f"The operation {op} needs more workgroups than the device has.")
+        self._calls[sequence].append(
+            Call(op, variant.name, tuple(bindings), contract.pack(**push), groups, params)
+        )
 
     def _shards(self, w: Weight) -> Iterator[tuple[Binding, int, int]]:
         """(binding, first row, rows) for pieces of a matrix that the device can bind and the grid
@@ -306,7 +320,7 @@ class _Lowering:
         sizes = self._sizes(node)
         out = self._out(node, self._scratch("a", node.int("heads") * node.int("dim")))
         bindings = [self._in(node), *self._caches(node), out]
-        push = {**sizes, "scale": sizes["dim"] ** -0.5}
+        push = {**sizes, "scale": sizes["dim"] ** -0.5, "window": 0, "softcap": 0.0}
         self._call("attention_decode", bindings, None, "decode", push)
         self._call("attention_prefill", bindings, None, "prefill", push)
 
