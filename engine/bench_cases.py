@@ -197,7 +197,8 @@ def _attention(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     seen = t * keys - t * (t - 1) // 2  # pairs of a query and a key before it
     half = (_FLOATS / 4).astype(np.float16)
     data: dict[str, Array] = {"qkv": _FLOATS, "kc": half, "vc": half}
-    push, shape = {**_kv(), "scale": DIM**-0.5}, f"T{t} keys {keys}"
+    push = {**_kv(), "scale": DIM**-0.5, "window": 0, "softcap": 0.0}
+    shape = f"T{t} keys {keys}"
     count = HEADS * seen * (4 * DIM + 5)
     yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, count, data, "")
 

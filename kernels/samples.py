@@ -92,7 +92,7 @@ def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
 
 def _attention(rng: np.random.Generator) -> Iterator[Sample]:
     heads, kv_heads, dim, ctx, tokens, pos0 = 4, 2, 64, 40, 3, 30
-    shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx}
+    shape: dict[str, float | int] = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx}
     qkv = _normal(rng, tokens, (heads + 2 * kv_heads) * dim)
     kc, vc = (_normal(rng, kv_heads, ctx, dim).astype(np.float16) for _ in range(2))
     angle = _normal(rng, ctx, dim // 2)
@@ -104,7 +104,8 @@ def _attention(rng: np.random.Generator) -> Iterator[Sample]:
         arrays = {"qkv": qkv, "kc": kc, "vc": vc, "out": _nan(rows, heads * dim)}
         given = (rows, pos0, rows - 1)
         for variant in _wide("base") if op == "attention_decode" else ["base"]:
-            yield Sample(op, variant, {**shape, "scale": dim**-0.5}, arrays, given, rows)
+            push = {**shape, "scale": dim**-0.5, "window": 21, "softcap": 2.0}
+            yield Sample(op, variant, push, arrays, given, rows)
 
 
 def _video(rng: np.random.Generator) -> Iterator[Sample]:

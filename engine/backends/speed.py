@@ -81,6 +81,7 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         sizes = {"qkv": 4 * (heads + 2 * kv_heads) * dim, "kc": cache, "vc": cache}
         sizes["out"] = 4 * heads * dim
         given = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx, "scale": 1.0}
+        given |= {"window": 0, "softcap": 0.0}
         name = f"{op} {heads}/{kv_heads}x{dim}x{ctx}"
         return Trial(name, op, given, sizes, (1, ctx - 1, 0))
     return None

@@ -4,7 +4,7 @@
  * does not depend on the size of the team, nor does the result. */
 #include <math.h>
 
-#include "lanes.h"
+#include "attention.h"
 
 enum { POSITIONS = 64, TOGETHER = 4, MAX_DIM = 256 };
 
@@ -50,14 +50,24 @@ PVR_INLINE void values(float (*weights)[POSITIONS], const uint16_t *v, size_t di
     }
 }
 
-PVR_INLINE void unit(const float *q, float scale, const uint16_t *k, const uint16_t *v, size_t dim,
-                     size_t n, size_t together, float *record, size_t stride) {
-    float padded[TOGETHER * MAX_DIM], weights[TOGETHER][POSITIONS];
+/* n positions of a KV head: their keys and values, and what becomes of a score. */
+typedef struct span {
+    const uint16_t *k, *v;
+    size_t dim, n;
+    float scale, cap;
+} span;
+
+PVR_INLINE void unit(const span *s, const float *q, size_t together, float *record,
+                     size_t stride) {
+    const size_t dim = s->dim, n = s->n;
+    float padded[TOGETHER * MAX_DIM], weights[TOGETHER][POSITIONS] = {{0}};
     for (size_t h = 0; h < together; h++)
         for (size_t d = 0; d < MAX_DIM; d++)
-            padded[h * MAX_DIM + d] = d < dim ? q[h * dim + d] * scale : 0;
-    scores(padded, k, dim, n, together, weights);
+            padded[h * MAX_DIM + d] = d < dim ? q[h * dim + d] * s->scale : 0;
+    scores(padded, s->k, dim, n, together, weights);
     for (size_t h = 0; h < together; h++) {
+        if (s->cap > 0)
+            attention_cap(weights[h], POSITIONS, s->cap);
         for (size_t p = n; p < POSITIONS; p++)
             weights[h][p] = -3e38f;
         vf most = vf_load(weights[h]), sum = vf_set1(0);
@@ -72,7 +82,7 @@ PVR_INLINE void unit(const float *q, float scale, const uint16_t *k, const uint1
         }
         record[h * stride + 1] = vf_sum(sum);
     }
-    values(weights, v, dim, n, together, record + 2, stride);
+    values(weights, s->v, dim, n, together, record + 2, stride);
 }
 
 static void join(const float *record, size_t chunks, size_t dim, float *out) {
@@ -93,10 +103,11 @@ static void join(const float *record, size_t chunks, size_t dim, float *out) {
 }
 
 PVR_OP(attention_decode) {
-    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2],
-                 ctx = call->push[3];
-    const float scale = pvr_push_f32(call, 4);
-    const size_t positions = (size_t)((const uint32_t *)call->buf[0])[PVR_POS0] + 1;
+    const size_t heads = call->push[HEADS], kv_heads = call->push[KV_HEADS],
+                 dim = call->push[DIM], ctx = call->push[CTX];
+    const float scale = pvr_push_f32(call, SCALE), cap = pvr_push_f32(call, SOFTCAP);
+    const size_t limit = (size_t)((const uint32_t *)call->buf[0])[PVR_POS0] + 1;
+    const size_t first = attention_begin(call, limit), positions = limit - first;
     const size_t chunks = (positions + POSITIONS - 1) / POSITIONS, each = heads / kv_heads;
     const size_t stride = record_floats(dim);
     const float *q = call->buf[1];
@@ -109,18 +120,24 @@ PVR_OP(attention_decode) {
     size_t begin, end;
     pvr_split(team, kv_heads * chunks, &begin, &end);
     for (size_t i = begin; i < end; i++) {
-        const size_t kv = i / chunks, chunk = i % chunks, from = chunk * POSITIONS;
-        const size_t n = positions - from < POSITIONS ? positions - from : POSITIONS;
-        const uint16_t *k = (const uint16_t *)call->buf[2] + (kv * ctx + from) * dim;
-        const uint16_t *v = (const uint16_t *)call->buf[3] + (kv * ctx + from) * dim;
+        const size_t kv = i / chunks, chunk = i % chunks, from = first + chunk * POSITIONS;
+        const size_t at = (kv * ctx + from) * dim;
+        const span s = {
+            .k = (const uint16_t *)call->buf[2] + at,
+            .v = (const uint16_t *)call->buf[3] + at,
+            .dim = dim,
+            .n = limit - from < POSITIONS ? limit - from : POSITIONS,
+            .scale = scale,
+            .cap = cap,
+        };
         for (size_t h = 0; h < each; h += TOGETHER) {
             const size_t head = kv * each + h;
             float *record = records + (head * chunks + chunk) * stride;
             switch (each - h) {
-            case 1: unit(q + head * dim, scale, k, v, dim, n, 1, record, chunks * stride); break;
-            case 2: unit(q + head * dim, scale, k, v, dim, n, 2, record, chunks * stride); break;
-            case 3: unit(q + head * dim, scale, k, v, dim, n, 3, record, chunks * stride); break;
-            default: unit(q + head * dim, scale, k, v, dim, n, 4, record, chunks * stride); break;
+            case 1: unit(&s, q + head * dim, 1, record, chunks * stride); break;
+            case 2: unit(&s, q + head * dim, 2, record, chunks * stride); break;
+            case 3: unit(&s, q + head * dim, 3, record, chunks * stride); break;
+            default: unit(&s, q + head * dim, 4, record, chunks * stride); break;
             }
         }
     }

@@ -3,8 +3,9 @@
 
 out[h] = sum over p of softmax(scale * q[h] . kc[g, p])[p] * vc[g, p] with g = h / (heads /
 kv_heads). qkv holds the rotated Q first (rope_kv). dim is a multiple of 4, at most 256; heads a
-multiple of kv_heads. The softmax is taken over blocks of positions as they come (Milakov and
-Gimelshein 2018; Dao et al. 2022).
+multiple of kv_heads. With window > 0 only the last `window` positions count, the token's own among
+them; with softcap > 0 a scaled score s becomes softcap * tanh(s / softcap) (Gemma 2). The softmax
+is taken over blocks of positions as they come (Milakov and Gimelshein 2018; Dao et al. 2022).
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ def groups(push: Push, variant: Variant) -> Groups:
 
 
 def attend(buffers: Buffers, push: Push, tokens: int, pos0: int) -> None:
-    """Attention of `tokens` tokens, token t over positions 0..pos0 + t; in float64."""
+    """Attention of `tokens` tokens, token t over positions up to pos0 + t; in float64."""
     heads, kv_heads, dim, ctx = (int(push[name]) for name in ("heads", "kv_heads", "dim", "ctx"))
-    width = heads + 2 * kv_heads
+    window, softcap, width = int(push["window"]), push["softcap"], heads + 2 * kv_heads
     qkv = view(buffers["qkv"], np.float32)[: tokens * width * dim].reshape(tokens, width, dim)
     out = view(buffers["out"], np.float32)[: tokens * heads * dim].reshape(tokens, heads, dim)
     k, v = (
@@ -36,11 +37,14 @@ def attend(buffers: Buffers, push: Push, tokens: int, pos0: int) -> None:
     )
     for t in range(tokens):
         end = pos0 + t + 1
+        seen = slice(max(0, end - window) if window else 0, end)
         for h in range(heads):
             g = h // (heads // kv_heads)
-            scores = k[g, :end] @ qkv[t, h].astype(np.float64) * push["scale"]
+            scores = k[g, seen] @ qkv[t, h].astype(np.float64) * push["scale"]
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
             p = np.exp(scores - scores.max())
-            out[t, h] = p @ v[g, :end] / p.sum()
+            out[t, h] = p @ v[g, seen] / p.sum()
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
@@ -56,6 +60,8 @@ OP = Contract(
         ("dim", "u32"),
         ("ctx", "u32"),
         ("scale", "f32"),
+        ("window", "u32"),
+        ("softcap", "f32"),
     ),
     variants=wide_variants(
         Variant("base", (32, 1, 1), shared=(2 * MAX_DIM + 2 * 32) * 4),

@@ -5,7 +5,7 @@
  * registers; the softmax is kept up as the blocks come. */
 #include <math.h>
 
-#include "lanes.h"
+#include "attention.h"
 
 enum {
     POSITIONS = 2 * LANES,
@@ -66,14 +66,18 @@ PVR_INLINE void product(const float *a, size_t lda, const float *b, size_t ldb, 
     }
 }
 
-/* Scores of a row's first n positions of the block become weights, those of the others 0. */
-static void soften(work *w, size_t row, size_t n, size_t pad) {
+/* Scores of a row's positions begin..end-1 of the block become weights, those of the others 0. */
+static void soften(work *w, size_t row, size_t begin, size_t end, float cap, size_t pad) {
     float *score = w->weights + row * POSITIONS;
-    if (n == 0) {
+    if (begin >= end) {
         memset(score, 0, POSITIONS * sizeof *score);
         return;
     }
-    for (size_t i = n; i < POSITIONS; i++)
+    if (cap > 0)
+        attention_cap(score, POSITIONS, cap);
+    for (size_t i = 0; i < begin; i++)
+        score[i] = -3e38f;
+    for (size_t i = end; i < POSITIONS; i++)
         score[i] = -3e38f;
     vf a = vf_load(score), b = vf_load(score + LANES);
     float most = vf_most(vf_max(a, b));
@@ -112,9 +116,9 @@ static void load_block(work *w, const uint16_t *k, const uint16_t *v, size_t n, 
 
 PVR_OP(attention_prefill) {
     const uint32_t *params = call->buf[0];
-    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2],
-                 ctx = call->push[3];
-    const float scale = pvr_push_f32(call, 4);
+    const size_t heads = call->push[HEADS], kv_heads = call->push[KV_HEADS],
+                 dim = call->push[DIM], ctx = call->push[CTX];
+    const float scale = pvr_push_f32(call, SCALE), cap = pvr_push_f32(call, SOFTCAP);
     const size_t tokens = params[PVR_N_TOKENS], pos0 = params[PVR_POS0];
     const size_t each = heads / kv_heads, width = heads + 2 * kv_heads;
     const size_t pad = (dim + LANES * WIDE - 1) / (LANES * WIDE) * (LANES * WIDE);
@@ -158,7 +162,8 @@ PVR_OP(attention_prefill) {
             w.total[r] = 0;
         }
         const size_t limit = pos0 + first + n_tokens; /* positions that the last token attends to */
-        for (size_t p0 = 0; p0 < limit; p0 += POSITIONS) {
+        const size_t begin = attention_begin(call, pos0 + first + 1);
+        for (size_t p0 = begin; p0 < limit; p0 += POSITIONS) {
             const size_t n = limit - p0 < POSITIONS ? limit - p0 : POSITIONS,
                          at = (kv * ctx + p0) * dim;
             load_block(&w, (const uint16_t *)call->buf[2] + at, (const uint16_t *)call->buf[3] + at,
@@ -167,8 +172,9 @@ PVR_OP(attention_prefill) {
                 product(w.q + r * dim, dim, w.keys, POSITIONS, dim, POSITIONS,
                         w.weights + r * POSITIONS, POSITIONS, 0);
             for (size_t r = 0; r < all_rows; r++) {
-                const size_t end = pos0 + first + r / n_heads + 1;
-                soften(&w, r, r >= rows || end <= p0 ? 0 : end - p0 < n ? end - p0 : n, pad);
+                const size_t end = pos0 + first + r / n_heads + 1, from = attention_begin(call, end);
+                const size_t last = r >= rows || end <= p0 ? 0 : end - p0 < n ? end - p0 : n;
+                soften(&w, r, from > p0 ? from - p0 : 0, last, cap, pad);
             }
             for (size_t r = 0; r < all_rows; r += AT_ONCE)
                 product(w.weights + r * POSITIONS, POSITIONS, w.values, pad, n, pad,

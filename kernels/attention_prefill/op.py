@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention_prefill: attention_decode for n_tokens tokens; token t attends to positions 0..pos0 +
-t.
+"""attention_prefill: attention_decode for n_tokens tokens; token t stands at position pos0 + t.
 
 The caches already hold the tokens' own keys and values (rope_kv comes first).
 """

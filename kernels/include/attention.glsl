@@ -26,7 +26,7 @@ void attention(uint head, uint token, uint end) {
     barrier();
 
     float most = ATTENTION_LEAST, norm = 0.0;  // norm: of this invocation's positions alone
-    for (uint p0 = 0u; p0 < end; p0 += 32u) {
+    for (uint p0 = attention_begin(end); p0 < end; p0 += 32u) {
         uint p = p0 + lane;
         float score = ATTENTION_LEAST;
         if (p < end) {
@@ -36,6 +36,7 @@ void attention(uint head, uint token, uint end) {
                 uvec2 k = keys[k0 + i];
                 score += dot(attention_q[i], vec4(unpackHalf2x16(k.x), unpackHalf2x16(k.y)));
             }
+            score = attention_cap(score);
         }
         attention_score[lane] = score;
         barrier();

@@ -28,7 +28,7 @@ void attention(uint head, uint token, uint end) {
 
     float most = ATTENTION_LEAST, norm = 0.0;  // norm: of this invocation's positions alone
     vec2 sum = vec2(0.0);
-    for (uint p0 = 0u; p0 < end; p0 += PVR_WG_X) {
+    for (uint p0 = attention_begin(end); p0 < end; p0 += PVR_WG_X) {
         uint p = p0 + lane;
         float score = ATTENTION_LEAST;
         if (p < end) {
@@ -38,6 +38,7 @@ void attention(uint head, uint token, uint end) {
                 uvec2 k = keys[k0 + i];
                 score += dot(attention_q[i], vec4(unpackHalf2x16(k.x), unpackHalf2x16(k.y)));
             }
+            score = attention_cap(score);
         }
         float before = most;
         most = max(most, wide_max(score));

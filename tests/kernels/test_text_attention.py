@@ -13,70 +13,86 @@ from engine.backends import cpu
 from tests.kernels.harness import Runner
 
 Array = npt.NDArray[Any]
-SHAPES = [(4, 4, 32), (9, 3, 64), (6, 1, 80), (8, 2, 128), (2, 1, 256), (5, 5, 36), (3, 3, 4)]
+SHAPES = [
+    (4, 4, 32), (9, 3, 64), (6, 1, 80), (3, 1, 96), (8, 2, 128), (2, 1, 256), (5, 5, 36), (3, 3, 4)
+]  # fmt: skip
+Push = dict[str, float | int]
 
 
-def caches(kv_heads: int, ctx: int, dim: int, filled: int, seed: int) -> tuple[Array, Array]:
-    """K and V with NaN, which nobody may look at, from position `filled` on."""
+def caches(
+    kv_heads: int, ctx: int, dim: int, first: int, filled: int, seed: int
+) -> tuple[Array, Array]:
+    """K and V with NaN, which nobody may look at, before position `first` and from `filled` on."""
     rng = np.random.default_rng(seed)
     pair = rng.normal(size=(2, kv_heads, ctx, dim)).astype(np.float16)
+    pair[:, :, :first] = np.nan
     pair[:, :, filled:] = np.nan
     return pair[0], pair[1]
 
 
 def attention(
-    heads: int, kv_heads: int, dim: int, ctx: int, pos0: int, tokens: int, chunk: int
-) -> tuple[dict[str, float | int], dict[str, Array]]:
-    kc, vc = caches(kv_heads, ctx, dim, pos0 + tokens, seed=heads * dim + pos0)
+    shape: tuple[int, int, int],
+    ctx: int,
+    pos0: int,
+    tokens: int,
+    chunk: int,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> tuple[Push, dict[str, Array]]:
+    heads, kv_heads, dim = shape
+    first = max(0, pos0 + 1 - window) if window else 0
+    kc, vc = caches(kv_heads, ctx, dim, first, pos0 + tokens, seed=heads * dim + pos0)
     rng = np.random.default_rng(tokens)
     qkv = rng.normal(size=(chunk, heads + 2 * kv_heads, dim)).astype(np.float32) * 2
     out = np.full((chunk, heads, dim), np.nan, np.float32)
-    push = {
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "dim": dim,
-        "ctx": ctx,
-        "scale": float(np.float32(dim**-0.5)),
-    }
+    push: Push = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx}
+    push |= {"scale": float(np.float32(dim**-0.5)), "window": window, "softcap": softcap}
     return push, {"qkv": qkv, "kc": kc, "vc": vc, "out": out}
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("pos0", [0, 1, 31, 32, 63, 64, 199, 255, 256, 299])
-def test_decode(runner: Runner, heads: int, kv_heads: int, dim: int, pos0: int) -> None:
-    push, arrays = attention(heads, kv_heads, dim, 300, pos0, 1, 1)
+def test_decode(runner: Runner, shape: tuple[int, int, int], pos0: int) -> None:
+    push, arrays = attention(shape, 300, pos0, 1, 1)
     for variant in runner.variants("attention_decode", "base"):
         given = (1, pos0)
         runner.check_op("attention_decode", variant, push, arrays, params=given, tolerance=2e-5)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("pos0", "tokens"), [(0, 1), (0, 33), (5, 3), (31, 17), (70, 30)])
-def test_prefill(
-    runner: Runner, heads: int, kv_heads: int, dim: int, pos0: int, tokens: int
+def test_prefill(runner: Runner, shape: tuple[int, int, int], pos0: int, tokens: int) -> None:
+    push, arrays = attention(shape, 100, pos0, tokens, 36)
+    for variant in runner.variants("attention_prefill", "base"):
+        given = (tokens, pos0, 0)
+        got = runner.check_op("attention_prefill", variant, push, arrays, given, 36, 2e-5)
+        assert np.isnan(got["out"][tokens:]).all()
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 64), (2, 1, 256), (5, 5, 36)])
+@pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (0, 3.0), (40, 0.0), (33, 20.0)])
+@pytest.mark.parametrize("pos0", [0, 39, 70])
+def test_window_and_soft_cap(
+    runner: Runner, shape: tuple[int, int, int], window: int, softcap: float, pos0: int
 ) -> None:
-    push, arrays = attention(heads, kv_heads, dim, 100, pos0, tokens, 36)
-    got = runner.check_op(
-        "attention_prefill",
-        "base",
-        push,
-        arrays,
-        params=(tokens, pos0, 0),
-        tokens=36,
-        tolerance=2e-5,
-    )
-    assert np.isnan(got["out"][tokens:]).all()
+    for op, tokens in (("attention_decode", 1), ("attention_prefill", 25)):
+        push, arrays = attention(shape, 100, pos0, tokens, tokens, window, softcap)
+        for variant in runner.variants(op, "base"):
+            given = (tokens, pos0, 0)
+            runner.check_op(op, variant, push, arrays, given, tokens, tolerance=2e-5)
 
 
-def test_great_scores_do_not_overflow(runner: Runner) -> None:
-    push, arrays = attention(4, 2, 64, 80, 40, 8, 8)
+@pytest.mark.parametrize("softcap", [0.0, 50.0])
+def test_great_scores_do_not_overflow(runner: Runner, softcap: float) -> None:
+    push, arrays = attention((4, 2, 64), 80, 40, 8, 8, softcap=softcap)
     arrays["qkv"] *= 200
     for op, params in (("attention_prefill", (8, 40)), ("attention_decode", (1, 47))):
-        runner.check_op(op, "base", push, arrays, params=params, tokens=8, tolerance=1e-3)
+        for variant in runner.variants(op, "base"):
+            runner.check_op(op, variant, push, arrays, params, tokens=8, tolerance=1e-3)
 
 
 def test_decode_is_the_same_on_any_number_of_threads() -> None:
-    push, arrays = attention(9, 3, 64, 300, 299, 1, 1)
+    push, arrays = attention((9, 3, 64), 300, 299, 1, 1)
     results = []
     for threads in (1, 2, 7):
         backend = cpu.CpuBackend(threads=threads)

@@ -213,7 +213,7 @@ def _calls(op: str) -> tuple[str, dict[str, Any], dict[str, Any], int]:
         arrays["table"] = normal(some, 16, 2)
         return "base", {**push, "rope_dims": 32, "neox": 0}, arrays, some
     arrays["out"] = normal(some, 64)
-    return "base", {**push, "scale": 0.2}, arrays, some
+    return "base", {**push, "scale": 0.2, "window": 0, "softcap": 0.0}, arrays, some
 
 
 @gpu

@@ -20,8 +20,10 @@ SHAPES: dict[str, dict[str, float]] = {
     "rmsnorm": NORM,
     "matvec": {"fmt": FORMATS["q4"], "n": 50, "k": 96, "accumulate": 1, "y0": 3},
     "topk": {"v": 3000, "stage": 1},
-    "attention_decode": {"heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1},
-}
+    "attention_decode": {
+        "heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1, "window": 9, "softcap": 0.0
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "push"), SHAPES.items(), ids=list(SHAPES))
