@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls to be timed: each operation and variant in the shapes that real work gives it.
 
-Text: SmolLM2-135M, a decode step at position 511 and a prefill of 32 tokens behind 480. Video: a
-tile of 128x128. Bytes and operations are counted from the shapes: each binding's part is read or
-written once, an addition or multiplication is one operation. They are estimates.
+Text: SmolLM2-135M, a decode step at position 511 and a prefill of 32 tokens behind 480; what that
+model lacks has its sizes, with 16 experts of which 2 are used. Video: a tile of
+128x128. Bytes and operations are counted from the shapes: each binding's part is read or written
+once, an addition or multiplication is one operation. They are estimates.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ MATRICES = {  # name: (n, k)
     "down": (HIDDEN, FFN),
     "head": (VOCAB, HIDDEN),
 }
+EXPERTS, USED = 16, 2
 QUICK = ("gate_up", "head")
 TILE, HALO, CHANNELS = 128, 7, 16  # of nsr-balanced
 _FLOATS = np.random.default_rng(20261130).standard_normal(1 << 16).astype(np.float32)
@@ -65,6 +67,11 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "attention_decode": _attention,
         "attention_prefill": _attention,
         "swiglu": _swiglu,
+        "add_bias": _add_bias,
+        "head_norm": _head_norm,
+        "softcap": _softcap,
+        "route": _route,
+        "experts": _experts,
         "topk": _topk,
         "luma_in": _luma_in,
         "conv3x3": _conv3x3,
@@ -126,7 +133,7 @@ def _text(tokens: int) -> tuple[int, ...]:
 def _embed(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     fmt, k = _format(v), HIDDEN
     table = weights.nbytes(fmt, VOCAB, k)
-    push = {"fmt": FORMATS[fmt], "k": k, "row0": 0, "rows": VOCAB}
+    push = {"fmt": FORMATS[fmt], "k": k, "row0": 0, "rows": VOCAB, "scale": 1.0}
     for t in (1, TOKENS):
         sizes = {"ids": 4 * t, "table": table, "out": 4 * t * k}
         data: dict[str, Array] = {
@@ -139,7 +146,7 @@ def _embed(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
 
 def _rmsnorm(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     k = HIDDEN
-    push = {"k": k, "eps": 1e-5, "last": 0}
+    push = {"k": k, "eps": 1e-5, "last": 0, "add": 0}
     for t in (1, TOKENS):
         sizes = {"x": 4 * t * k, "w": 4 * k, "y": 4 * t * k}
         moved, data = 8 * t * k + 4 * k, {"x": _FLOATS, "w": _FLOATS}
@@ -207,7 +214,52 @@ def _swiglu(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     for t in (1, TOKENS):
         sizes, data = {"gu": 8 * t * FFN, "h": 4 * t * FFN}, {"gu": _FLOATS}
         moved, shape = 12 * t * FFN, f"{t}x{FFN}"
-        yield Case(op, v, shown, shape, {"f": FFN}, _text(t), t, sizes, moved, 5 * t * FFN, data)
+        push = {"f": FFN, "act": 0, "each": 1}
+        yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, 5 * t * FFN, data)
+
+
+def _add_bias(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    for t in (1, TOKENS):
+        sizes, moved = {"b": 4 * QKV, "y": 4 * t * QKV}, 8 * t * QKV + 4 * QKV
+        yield Case(op, v, shown, f"{t}x{QKV}", {"n": QKV}, _text(t), t, sizes, moved, t * QKV)
+
+
+def _head_norm(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    push = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "eps": 1e-5, "whole": 0}
+    for t in (1, TOKENS):
+        sizes, data = {"w": 8 * DIM, "qkv": 4 * t * QKV}, {"w": _FLOATS, "qkv": _FLOATS}
+        count = t * (HEADS + KV_HEADS) * DIM
+        yield Case(op, v, shown, f"T{t}", push, _text(t), t, sizes, 8 * count, 4 * count, data)
+
+
+def _softcap(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    sizes, push = {"x": 4 * VOCAB}, {"n": VOCAB, "cap": 30.0}
+    yield Case(op, v, shown, f"{VOCAB}", push, _text(1), 1, sizes, 8 * VOCAB, 5 * VOCAB)
+
+
+def _route(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    push = {"experts": EXPERTS, "used": USED, "norm": 0}
+    for t in (1, TOKENS):
+        sizes = {"logits": 4 * t * EXPERTS, "out": 8 * t * USED}
+        moved, shape = sum(sizes.values()), f"T{t} {USED} of {EXPERTS}"
+        count, data = 3 * t * EXPERTS * USED, {"logits": _FLOATS}
+        yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, count, data)
+
+
+def _experts(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    fmt, n, k = _format(v), FFN // 4, HIDDEN
+    one = weights.nbytes(fmt, n, k)
+    push: dict[str, float | int] = {"fmt": FORMATS[fmt], "n": n, "k": k, "first": 0}
+    push |= {"count": EXPERTS, "used": USED, "sum": 0, "y0": 0, "ldy": n}
+    for t in (1, TOKENS):
+        pairs = t * USED
+        route = np.zeros((pairs, 2), np.uint32)
+        route[:, 0] = np.arange(pairs) * 5 % EXPERTS
+        sizes = {"w": one * EXPERTS, "x": 4 * t * k, "route": 8 * pairs, "y": 4 * pairs * n}
+        data: dict[str, Array] = {"w": _packed(fmt, k), "x": _FLOATS, "route": route}
+        moved = min(pairs, EXPERTS) * one + 4 * t * k + 4 * pairs * n
+        shape, count = f"{n}x{k} T{t} {USED} of {EXPERTS}", 2 * pairs * n * k
+        yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, count, data, "w")
 
 
 def _topk(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:

@@ -188,7 +188,7 @@ def fma(backend: VulkanBackend, budget_s: float) -> tuple[float, float]:
 def _starts(backend: Backend, budget_s: float) -> tuple[float, float, str]:
     """Seconds of a dispatch in a chain, of a submission with one dispatch, and the clock."""
     contract, k = kernels.op("rmsnorm"), 32
-    push = {"k": k, "eps": 1e-5, "last": 0}
+    push = {"k": k, "eps": 1e-5, "last": 0, "add": 0}
     variant = contract.variants[0]
     names = [b.name for b in contract.bindings]
     buffers = {n: Buffer(n, 4 * k, "state") for n in names}

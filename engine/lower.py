@@ -252,10 +252,10 @@ class Lowering:
     def _lookup(self, node: Node) -> None:
         k = node.int("k")
         out = self._out(node, self._scratch("x", k))
-        table = self._weight(node)
+        table, scale = self._weight(node), float(node.attrs.get("scale", 1.0))
         for binding, row, rows in self._shards(table):
             bindings = [self._in(node), binding, out]
-            push: dict[str, float] = {"k": k, "row0": row, "rows": rows}
+            push: dict[str, float] = {"k": k, "row0": row, "rows": rows, "scale": scale}
             self._call("embed", bindings, table.format, "", push)
 
     def _rms_norm(self, node: Node) -> None:
@@ -265,7 +265,7 @@ class Lowering:
         self._in_head = self._in_head or last
         y = self._out(node, self._scratch("last" if last else "h", k, 1 if last else None))
         bindings = [x, Binding(node.weights[0]), y]
-        push = {"k": k, "eps": float(node.attrs["eps"]), "last": int(last)}
+        push = {"k": k, "eps": float(node.attrs["eps"]), "last": int(last), "add": 0}
         self._call("rmsnorm", bindings, None, "", push)
 
     def _linear(self, node: Node) -> None:
@@ -327,7 +327,7 @@ class Lowering:
     def _swiglu(self, node: Node) -> None:
         f = node.int("f")
         out = self._out(node, self._scratch("f", f))
-        self._call("swiglu", [self._in(node), out], None, "", {"f": f})
+        self._call("swiglu", [self._in(node), out], None, "", {"f": f, "act": 0, "each": 1})
 
     def _topk(self, node: Node) -> None:
         v = node.int("v")

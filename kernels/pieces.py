@@ -166,9 +166,51 @@ def _rmsnorm(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any
 
 
 def _swiglu(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
-    row, t = 4 * push["f"], _token(params, rng)
+    row, t = 4 * push["f"] * push["each"], _token(params, rng)
     takes = {"gu": [(2 * t * row, 2 * row)], "h": [(t * row, row)]}
     return Piece(params, push, takes, {"h": floats})
+
+
+def _add_bias(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    row, t = 4 * push["n"], _token(params, rng)
+    return Piece(params, push, {"b": [(0, row)], "y": [(t * row, row)]}, {"y": floats})
+
+
+def _head_norm(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    t = _token(params, rng)
+    row = 4 * (push["heads"] + 2 * push["kv_heads"]) * push["dim"]
+    takes = {"w": [(0, sizes["w"])], "qkv": [(t * row, row)]}
+    return Piece(params, push, takes, {"qkv": floats})
+
+
+def _softcap(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    first = int(rng.integers(-(-push["n"] // ROWS))) * ROWS
+    n = min(ROWS, push["n"] - first)
+    return Piece(params, {**push, "n": n}, {"x": [(4 * first, 4 * n)]}, {"x": floats})
+
+
+def _route(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    t, row, used = _token(params, rng), 4 * push["experts"], 8 * push["used"]
+    takes = {"logits": [(t * row, row)], "out": [(t * used, used)]}
+    return Piece(params, push, takes, {"out": words})
+
+
+def _experts(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    """A tile of rows of every expert."""
+    n, k, used, add = (int(push[name]) for name in ("n", "k", "used", "sum"))
+    pairs = int(params[N_TOKENS]) * used
+    tile, tiles = weights.nbytes(FORMAT_NAMES[push["fmt"]], weights.ROWS, k), n // weights.ROWS
+    at = int(rng.integers(tiles))
+    rows = pairs // used if add else pairs
+    begin = push["y0"] + at * weights.ROWS
+    takes = {
+        "w": [((e * tiles + at) * tile, tile) for e in range(int(push["count"]))],
+        "x": [(0, 4 * k * (pairs if add else pairs // used))],
+        "route": [(0, 8 * pairs)],
+        "y": [(4 * (row * push["ldy"] + begin), 4 * weights.ROWS) for row in range(rows)],
+    }
+    push = {**push, "n": weights.ROWS, "y0": 0, "ldy": weights.ROWS}
+    return Piece(params, push, takes, {"y": floats})
 
 
 def _topk(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
@@ -291,3 +333,8 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "shuffle_out": _shuffle_out,
     "chroma_x2": _chroma_x2,
 }
+    "add_bias": _add_bias,
+    "head_norm": _head_norm,
+    "softcap": _softcap,
+    "route": _route,
+    "experts": _experts,

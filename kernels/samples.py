@@ -68,19 +68,37 @@ def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
         more = {**push, "accumulate": 1, "ldy": n + 5}
         yield Sample("matmul", fmt, more, {"w": w, "x": x, "y": y}, (tokens, 0, 0), tokens)
         ids = np.array([0, 36, 5, 16], np.uint32)
-        push = {"fmt": FORMATS[fmt], "k": k, "row0": 0, "rows": n}
+        push = {"fmt": FORMATS[fmt], "k": k, "row0": 0, "rows": n, "scale": 1.5}
         arrays = {"ids": ids, "table": w, "out": _nan(4, k)}
         yield Sample("embed", fmt, push, arrays, (4, 0, 3), 4)
+        yield from _experts(fmt, x, rng)
+
+
+def _experts(fmt: str, x: Array, rng: np.random.Generator) -> Iterator[Sample]:
+    """Three experts of five, two a token: what `route` chose of the others is left out."""
+    n, tokens, used, k = 48, len(x) - 1, 2, x.shape[1]
+    w = weights.pack(fmt, _normal(rng, 3 * n, k))
+    route = np.zeros((tokens, used, 2), np.uint32)
+    route[:, :, 0] = [[0, 3], [1, 2], [3, 1], [4, 2]]
+    route[:, :, 1] = rng.random((tokens, used), np.float32).view(np.uint32)
+    push = {"fmt": FORMATS[fmt], "n": n, "k": k, "first": 1, "count": 3, "used": used}
+    for add, rows in ((0, tokens * used), (1, tokens)):
+        more = {**push, "sum": add, "y0": 4, "ldy": n + 5}
+        given = np.concatenate([x[:tokens], x[1:]]) if add else x[:tokens]
+        arrays = {"w": w, "x": given, "route": route, "y": _normal(rng, rows, n + 5)}
+        yield Sample("experts", fmt, more, arrays, (tokens, 0, tokens - 1), tokens)
 
 
 def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
     k = 100
     arrays = {"x": _normal(rng, 3, k), "w": _normal(rng, k), "y": _nan(3, k)}
     for variant in _wide("base"):
-        push = {"k": k, "eps": 1e-5, "last": 0}
+        push = {"k": k, "eps": 1e-5, "last": 0, "add": 0}
         yield Sample("rmsnorm", variant, push, arrays, (3, 0, 2), 3)
     arrays = {"gu": _normal(rng, 3, 2 * k), "h": _nan(3, k)}
-    yield Sample("swiglu", "base", {"f": k}, arrays, (3, 0, 2), 3)
+    push = {"f": k, "act": 0, "each": 1}
+    yield Sample("swiglu", "base", push, arrays, (3, 0, 2), 3)
+    yield from _small(rng)
     v = 1500
     part, out = np.zeros(2 * 130, np.uint32), np.zeros(130, np.uint32)
     arrays = {"logits": 8 * _normal(rng, v), "part": part, "out": out}
@@ -88,6 +106,25 @@ def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
     yield first
     # The variant differs in the second stage, which starts from what the first leaves.
     yield Sample("topk", "sub", {"v": v, "stage": 1}, reference(first), (1, 0, 0), 1)
+
+
+def _small(rng: np.random.Generator) -> Iterator[Sample]:
+    """What only some models have: biases, norms of heads, soft caps, a router."""
+    n, given = 100, (3, 0, 2)
+    arrays = {"b": _normal(rng, n), "y": _normal(rng, 3, n)}
+    yield Sample("add_bias", "base", {"n": n}, arrays, given, 3)
+    heads, kv_heads, dim = 3, 2, 36
+    push: dict[str, float | int] = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "eps": 1e-5}
+    for whole, size in ((0, 2 * dim), (1, (heads + kv_heads) * dim)):
+        qkv = _normal(rng, 3, (heads + 2 * kv_heads) * dim)
+        arrays = {"w": _normal(rng, size), "qkv": qkv}
+        yield Sample("head_norm", "base", {**push, "whole": whole}, arrays, given, 3)
+    arrays = {"x": 40 * _normal(rng, n)}
+    yield Sample("softcap", "base", {"n": n, "cap": 30.0}, arrays, (1, 0, 0), 1)
+    arrays = {"logits": _normal(rng, 3, 40), "out": np.zeros((3, 6, 2), np.uint32)}
+    for norm in (0, 1):
+        push = {"experts": 40, "used": 6, "norm": norm}
+        yield Sample("route", "base", push, arrays, given, 3)
 
 
 def _attention(rng: np.random.Generator) -> Iterator[Sample]:

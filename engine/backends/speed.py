@@ -66,7 +66,7 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         return Trial(f"{op} {fmt} {n}x{k}", op, given, sizes, (1, 0, 0))
     if op == "rmsnorm":
         k = _class(push["k"])
-        given = {"k": k, "eps": 1e-5, "last": 1}
+        given = {"k": k, "eps": 1e-5, "last": 1, "add": 0}
         return Trial(f"{op} {k}", op, given, {"x": 4 * k, "w": 4 * k, "y": 4 * k}, (1, 0, 0))
     if op == "topk" and push["stage"]:
         v = _class(push["v"])

@@ -34,6 +34,7 @@ static void unpack_block(uint32_t fmt, const uint32_t *block, size_t lane, float
 }
 
 PVR_OP(embed) {
+    const float factor = pvr_push_f32(call, 4);
     const uint32_t fmt = call->push[0], row0 = call->push[2], rows = call->push[3];
     const size_t k = call->push[1], blocks = k / WEIGHTS_BLOCK, words = weights_block_words(fmt);
     const uint32_t *ids = call->buf[1], *table = call->buf[2];
@@ -47,5 +48,7 @@ PVR_OP(embed) {
         const uint32_t *tile = table + row / LANES * blocks * words;
         for (size_t b = 0; b < blocks; b++)
             unpack_block(fmt, tile + b * words, row % LANES, out + t * k + b * WEIGHTS_BLOCK);
+        for (size_t i = 0; factor != 1 && i < k; i++)
+            out[t * k + i] *= factor;
     }
 }

@@ -5,7 +5,8 @@
 #define WEIGHTS_BINDING 2
 #include "weights.glsl"
 
-layout(push_constant) uniform Push { uint fmt; uint k; uint row0; uint rows; } push;
+layout(push_constant) uniform Push { uint fmt; uint k; uint row0; uint rows; float scale; }
+push;
 layout(std430, set = 0, binding = 1) readonly buffer Ids { uint ids[]; };
 layout(std430, set = 0, binding = 3) writeonly buffer Out { vec4 result[]; };
 
@@ -21,5 +22,6 @@ void main() {
     vec2 scale = weights_scale(at);
     vec4 a, b;
     weights_eight(at, row, (quad & 7u) >> 1, a, b);
-    result[token * (push.k >> 2) + quad] = ((quad & 1u) == 0u ? a : b) * scale.x + scale.y;
+    vec4 value = ((quad & 1u) == 0u ? a : b) * scale.x + scale.y;
+    result[token * (push.k >> 2) + quad] = push.scale * value;
 }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""embed: rows of a packed table, looked up by token id.
+"""embed: rows of a packed table, looked up by token id, times a factor.
 
-out[t, :] = table[ids[t] - row0, :] for t < n_tokens where row0 <= ids[t] < row0 + rows; other rows
-of out stay as they are, so that a table cut into shards (each with its row0) is read by a call for
-each. row0 is a multiple of 16.
+out[t, :] = scale * table[ids[t] - row0, :] for t < n_tokens where row0 <= ids[t] < row0 + rows;
+other rows of out stay as they are, so that a table cut into shards (each with its row0) is read by
+a call for each. row0 is a multiple of 16.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> N
     for t in range(int(params[N_TOKENS])):
         row = int(ids[t]) - row0
         if 0 <= row < rows:
-            out[t * k : (t + 1) * k] = table[row]
+            out[t * k : (t + 1) * k] = push["scale"] * table[row]
 
 
 OP = Contract(
     name="embed",
     bindings=(Bind("ids", "r"), Bind("table", "r"), Bind("out", "w")),
-    push=(("fmt", "u32"), ("k", "u32"), ("row0", "u32"), ("rows", "u32")),
+    push=(("fmt", "u32"), ("k", "u32"), ("row0", "u32"), ("rows", "u32"), ("scale", "f32")),
     variants=format_variants(32),
     groups=groups,
     reference=reference,

@@ -6,7 +6,7 @@
 
 PVR_OP(rmsnorm) {
     const uint32_t *params = call->buf[0];
-    const size_t k = call->push[0], last = call->push[2];
+    const size_t k = call->push[0], last = call->push[2], add = call->push[3];
     const float eps = pvr_push_f32(call, 1);
     const float *w = call->buf[2];
     size_t begin, end;
@@ -27,6 +27,6 @@ PVR_OP(rmsnorm) {
         }
         const float factor = 1.0f / sqrtf(vf_sum(vf_add(sum, sum2)) / (float)k + eps);
         for (i = 0; i < k; i++)
-            y[i] = x[i] * factor * w[i];
+            y[i] = x[i] * factor * w[i] + (add ? y[i] : 0);
     }
 }

@@ -3,10 +3,10 @@
 #version 450
 #include "pvr.glsl"
 
-layout(push_constant) uniform Push { uint k; float eps; uint last; } push;
+layout(push_constant) uniform Push { uint k; float eps; uint last; uint add; } push;
 layout(std430, set = 0, binding = 1) readonly buffer X { float x[]; };
 layout(std430, set = 0, binding = 2) readonly buffer W { float w[]; };
-layout(std430, set = 0, binding = 3) writeonly buffer Y { float y[]; };
+layout(std430, set = 0, binding = 3) buffer Y { float y[]; };
 
 #if defined(WIDE)
 #include "wide.glsl"
@@ -35,6 +35,8 @@ void main() {
         total += sums[i];
 #endif
     float factor = inversesqrt(total / float(push.k) + push.eps);
-    for (uint i = lane; i < push.k; i += PVR_WG_X)
-        y[row * push.k + i] = x[from * push.k + i] * factor * w[i];
+    for (uint i = lane; i < push.k; i += PVR_WG_X) {
+        float v = x[from * push.k + i] * factor * w[i];
+        y[row * push.k + i] = push.add != 0u ? y[row * push.k + i] + v : v;
+    }
 }

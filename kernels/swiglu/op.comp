@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// An invocation takes four neighbours. Grid: f / 4 over x, tokens over y and z.
+// An invocation takes four neighbours. Grid: f / 4 over x, rows (tokens times `each`) over y and z.
 #version 450
 #include "pvr.glsl"
 
-layout(push_constant) uniform Push { uint f; } push;
+layout(push_constant) uniform Push { uint f; uint act; uint each; } push;
 layout(std430, set = 0, binding = 1) readonly buffer Gu { vec4 gu[]; };
 layout(std430, set = 0, binding = 2) writeonly buffer H { vec4 h[]; };
 
 void main() {
     uint i = gl_GlobalInvocationID.x;
-    uint token = pvr_token_group();
+    uint row = pvr_token_group();
     uint width = push.f >> 2;
-    if (token >= pvr_n_tokens() || i >= width)
+    if (row >= pvr_n_tokens() * push.each || i >= width)
         return;
-    vec4 gate = gu[token * 2u * width + i];
-    vec4 up = gu[(token * 2u + 1u) * width + i];
+    vec4 gate = gu[row * 2u * width + i];
+    vec4 up = gu[(row * 2u + 1u) * width + i];
+    vec4 z = push.act == 0u ? gate : 1.5957691216 * (gate + 0.044715 * gate * gate * gate);
     // exp stays finite: an infinite one times 0 would be no number, and gate / inf is 0 anyway.
-    h[token * width + i] = gate / (1.0 + exp(min(-gate, 87.0))) * up;
+    h[row * width + i] = gate / (1.0 + exp(min(-z, 87.0))) * up;
 }

@@ -146,7 +146,7 @@ def test_embed_takes_the_rows_of_its_shard(runner: Runner, fmt: str) -> None:
     table = random_weights(fmt, n, k, seed=6)
     ids = np.array([16, 0, 15, 65, 66, 40, 0xFFFFFFFF, 17], np.uint32)
     out = np.full((8, k), np.nan, np.float32)
-    push = {"fmt": FORMATS[fmt], "k": k, "row0": 16, "rows": n}
+    push = {"fmt": FORMATS[fmt], "k": k, "row0": 16, "rows": n, "scale": 1.0}
     arrays = {"ids": ids, "table": table, "out": out}
     got = runner.check_op("embed", fmt, push, arrays, params=(6,), tokens=8)["out"]
     assert np.isnan(got[[1, 2, 4, 6, 7]]).all()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kernels.swiglu.op import ACTS
 from kernels.topk.op import RECORD_WORDS, TOP, part_nbytes
 from tests.kernels.harness import Runner
 
@@ -27,10 +28,12 @@ def test_rmsnorm(runner: Runner, k: int, tokens: int) -> None:
         "y": np.full((8, k), np.nan, np.float32),
     }
     for variant in runner.variants("rmsnorm", "base"):
-        push = {"k": k, "eps": 1e-5, "last": 0}
+        push = {"k": k, "eps": 1e-5, "last": 0, "add": 0}
         given = (tokens, 0, 0)
         got = runner.check_op("rmsnorm", variant, push, arrays, params=given, tokens=8)["y"]
         assert np.isnan(got[tokens:]).all()
+        more = {**arrays, "y": got}
+        runner.check_op("rmsnorm", variant, {**push, "add": 1}, more, params=given, tokens=8)
         push["last"] = 1
         given = (tokens, 0, 5)
         got = runner.check_op("rmsnorm", variant, push, arrays, params=given, tokens=8)["y"]
@@ -38,13 +41,19 @@ def test_rmsnorm(runner: Runner, k: int, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("f", [4, 60, 64, 100, 1536])
-def test_swiglu(runner: Runner, f: int) -> None:
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_swiglu(runner: Runner, f: int, act: str) -> None:
     rng = np.random.default_rng(f)
     gu = rng.normal(size=(5, 2 * f)).astype(np.float32) * 8
     gu[0, :4] = [-1000, 1000, 0, -87.9]
     arrays = {"gu": gu, "h": np.full((5, f), np.nan, np.float32)}
-    got = runner.check_op("swiglu", "base", {"f": f}, arrays, params=(3,), tokens=5)["h"]
+    push = {"f": f, "act": ACTS[act], "each": 1}
+    got = runner.check_op("swiglu", "base", push, arrays, params=(3,), tokens=5)["h"]
     assert np.isnan(got[3:]).all()
+    # Two rows a token, of which there is one.
+    arrays = {name: array[:4] for name, array in arrays.items()}
+    got = runner.check_op("swiglu", "base", {**push, "each": 2}, arrays, params=(1,), tokens=2)["h"]
+    assert np.isnan(got[2:]).all()
 
 
 def top64(runner: Runner, logits: Floats) -> tuple[npt.NDArray[np.uint32], Floats, Floats]:

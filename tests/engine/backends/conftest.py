@@ -20,8 +20,8 @@ F, TOKENS = 256, 4
 def swiglu(gate_up: Binding, out: Binding, f: int = F, tokens: int = TOKENS) -> Call:
     """A call of swiglu."""
     op = kernels.op("swiglu")
-    groups = op.groups({"f": f, "tokens": tokens}, op.variant("base"))
-    return Call("swiglu", "base", (gate_up, out), op.pack(f=f), groups)
+    groups = op.groups({"f": f, "each": 1, "tokens": tokens}, op.variant("base"))
+    return Call("swiglu", "base", (gate_up, out), op.pack(f=f, act=0, each=1), groups)
 
 
 def chain() -> Program:

@@ -191,12 +191,13 @@ def _calls(op: str) -> tuple[str, dict[str, Any], dict[str, Any], int]:
     w = weights.pack("q8", normal(n, k))
     if op == "rmsnorm":
         arrays = {"x": normal(LONG, k), "w": normal(k), "y": normal(LONG, k)}
-        return "base", {"k": k, "eps": 1e-5, "last": 0}, arrays, LONG
+        return "base", {"k": k, "eps": 1e-5, "last": 0, "add": 0}, arrays, LONG
     if op == "swiglu":
-        return "base", {"f": k}, {"gu": normal(LONG, 2 * k), "h": normal(LONG, k)}, LONG
+        push = {"f": k, "act": 0, "each": 1}
+        return "base", push, {"gu": normal(LONG, 2 * k), "h": normal(LONG, k)}, LONG
     if op == "embed":
         ids = rng.integers(0, n, LONG, np.uint32)
-        push = {"fmt": FORMATS["q8"], "k": k, "row0": 0, "rows": n}
+        push = {"fmt": FORMATS["q8"], "k": k, "row0": 0, "rows": n, "scale": 1.0}
         return "q8", push, {"ids": ids, "table": w, "out": normal(LONG, k)}, LONG
     if op == "matmul":
         push = {"fmt": FORMATS["q8"], "n": n, "k": k, "accumulate": 0, "y0": 0, "ldy": n}

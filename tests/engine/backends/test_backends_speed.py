@@ -15,7 +15,7 @@ from engine.backends.vulkan import VulkanBackend
 from engine.lower import allowed, choose
 from kernels.contract import FORMATS
 
-NORM = {"k": 100, "eps": 1e-5, "last": 0}
+NORM = {"k": 100, "eps": 1e-5, "last": 0, "add": 0}
 SHAPES: dict[str, dict[str, float]] = {
     "rmsnorm": NORM,
     "matvec": {"fmt": FORMATS["q4"], "n": 50, "k": 96, "accumulate": 1, "y0": 3},
@@ -49,7 +49,7 @@ def test_a_trial_fits_the_bindings(fmt: str) -> None:
 
 
 def test_operations_with_nothing_to_choose_are_not_tried() -> None:
-    assert speed.trial("swiglu", {"f": 64}, 1 << 20) is None
+    assert speed.trial("swiglu", {"f": 64, "act": 0, "each": 1}, 1 << 20) is None
 
 
 def test_the_baseline_gives_way_to_a_gain_alone() -> None:
