@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.backends.base import Backend, Executable, WeightSet
+from engine.backends.base import NOTHING, Backend, Executable, Lent, WeightSet
 from engine.backends.selftest import Quarantined
 from engine.lower import NoKernel
 from engine.program import Program
 
 
 def recorded(
-    backend: Backend, make: Callable[[], Program], weights: WeightSet
+    backend: Backend, make: Callable[[], Program], weights: WeightSet, lent: Lent = NOTHING
 ) -> tuple[Program, Executable]:
     """A program and its executable. `make` lowers with `lower.allowed(backend)`; when a variant
     turns out to be wrong at its first use, it lowers again without it.
@@ -32,7 +32,7 @@ def recorded(
                 raise Quarantined(f"{found[0]}, and there is no other kernel for {e.op}") from e
             raise
         try:
-            return program, backend.executable(program, weights)
+            return program, backend.executable(program, weights, lent)
         except Quarantined as e:
             # Each round leaves one more variant out; the same one twice would go on for ever.
             if str(e) in tried:

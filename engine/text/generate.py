@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.errors import ContextFull, InvalidArgument
 from engine.text.model import State, TextModel
@@ -25,6 +26,7 @@ from engine.text.template import check_messages
 from engine.text.tokenizer import Detokenizer
 
 Reason = Literal["stop", "length", "cancelled"]
+Logits = Callable[[], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -216,15 +218,42 @@ class Generation:
             events.append(Start(self.prompt_tokens, self._state.context))
         if self._reason is None:
             began = time.perf_counter()
-            token = self._slice()
-            took = time.perf_counter() - began
-            first = len(self._ids) - (token is not None) <= self._resumed
-            phase = "prefill" if token is None or first else "decode"
-            self._stats[f"{phase}_s"] += took
-            if phase == "decode":
-                self._stats["decode_tokens"] += 1
-            if token is not None:
-                events.append(token)
+            decode, count = self._decoding, len(self._ids)
+            # What the session computed before stays; the last token is fed anyway, for its logits.
+            self._state.common(self._ids[: count - 1])
+            pending = self._ids[len(self._state.tokens) :]
+            now = pending[: self._state.chunk]
+            head = len(now) == len(pending)
+            # Of the prompt a single token, too, is a prefill's: so each row of it is computed
+            # alike, however much of it was there and however it is cut.
+            self._state.run(now, head, decode=decode)
+            if not decode:
+                self._stats["prefill_tokens"] += len(now)
+            if head:
+                events.append(self._draw(self._state.best(), self._state.logits))
+            self._charge("decode" if decode else "prefill", time.perf_counter() - began)
+        if self._reason is not None:
+            events.append(self._end(self._reason))
+        return events
+
+    @property
+    def next_id(self) -> int | None:
+        """The one id that the next slice feeds, when that is a token of the answer; else None."""
+        if self.finished or self._reason is not None or not self._decoding:
+            return None
+        count = len(self._ids)
+        self._state.common(self._ids[: count - 1])
+        return self._ids[-1] if len(self._state.tokens) == count - 1 else None
+
+    def fed(self, record: npt.NDArray[np.uint8], logits: Logits, took: float) -> list[Event]:
+        """As step, when `next_id` was fed to the state by someone else, in `took` seconds: the
+        topk record that came of it, and how to read all logits.
+
+        Raises:
+            DeviceLost: the device computes nonsense.
+        """
+        events: list[Event] = [self._draw(record, logits)]
+        self._charge("decode", took)
         if self._reason is not None:
             events.append(self._end(self._reason))
         return events
@@ -233,23 +262,21 @@ class Generation:
         """Ends the answer here: the text that was held back, and `cancelled`."""
         return [] if self.finished else [self._end("cancelled")]
 
-    def _slice(self) -> Token | None:
-        state, count = self._state, len(self._ids)
-        # What the session computed before stays; the last token is fed anyway, for its logits.
-        state.common(self._ids[: count - 1])
-        pending = self._ids[len(state.tokens) :]
-        now = pending[: state.chunk]
-        head = len(now) == len(pending)
-        # Of the prompt a single token, too, is a prefill's: so each row of it is computed alike,
-        # however much of it was there and however it is cut.
-        state.run(now, head, decode=count > self._resumed)
-        if count <= self._resumed:
-            self._stats["prefill_tokens"] += len(now)
-        if not head:
-            return None
-        best = Candidates.parse(state.best())
+    @property
+    def _decoding(self) -> bool:
+        """The prompt, and what was delivered by others, is computed."""
+        return len(self._ids) > self._resumed
+
+    def _charge(self, phase: Literal["prefill", "decode"], seconds: float) -> None:
+        self._stats[f"{phase}_s"] += seconds
+        if phase == "decode":
+            self._stats["decode_tokens"] += 1
+
+    def _draw(self, record: npt.NDArray[np.uint8], logits: Logits) -> Token:
+        """The next token of the answer."""
+        best = Candidates.parse(record)
         n = self.delivered
-        token = sample(best, self.settings, n, state.model.vocab, state.logits)
+        token = sample(best, self.settings, n, self._state.model.vocab, logits)
         text = self._accept(token)
         return Token(n, token, text, best.top5() if self.settings.top5 else None)
 

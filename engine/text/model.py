@@ -232,6 +232,7 @@ class State:
         self.chunk = int(program.meta["chunk"])
         self.tokens: list[int] = []
         self.executable = executable
+        self.caches = [b.name for b in program.buffers.values() if b.kind == "state"]
         self._params = np.zeros(16, np.uint32)
 
     def common(self, ids: list[int]) -> int:
@@ -315,13 +316,13 @@ class TextModel:
             self.tokenizer.special_texts,
         )
         memory.admit({"weights": self.info["nbytes"]})
-        self._backend = backend
+        self.backend = backend
         blobs: dict[str, npt.NDArray[np.uint8]] = {}
         for name in self.graph.weights:
             blobs[name] = compiled.blob(name)
             if progress:
                 progress(len(blobs) / len(self.graph.weights))
-        self._weights = backend.weights(blobs)
+        self.weights = backend.weights(blobs)
 
     @classmethod
     def load(
@@ -383,7 +384,7 @@ class TextModel:
             raise InvalidArgument(f"The model has a context of 1 to {most} tokens, not {context}.")
         chunk = min(self.chunk, context)
         program, executable = recorded(
-            self._backend, lambda: self._admitted(context, chunk), self._weights
+            self.backend, lambda: self._admitted(context, chunk), self.weights
         )
         return State(self, program, executable)
 
@@ -409,7 +410,7 @@ class TextModel:
         """
         while True:
             try:
-                return lower(self.graph, self._backend.info, context, chunk, allowed(self._backend))
+                return lower(self.graph, self.backend.info, context, chunk, allowed(self.backend))
             except OutOfMemory:
                 if chunk == 1:
                     raise
@@ -421,7 +422,7 @@ class TextModel:
 
     def close(self) -> None:
         """Gives the weights back; its states have to be closed before."""
-        self._weights.close()
+        self.weights.close()
 
 
 def _slow(backend: Backend) -> bool:

@@ -8,13 +8,16 @@ replayed, not sent again.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from engine.backends.base import Executable
 from engine.backends.crosscheck import Suspect
-from engine.errors import InvalidArgument
+from engine.errors import DeviceLost, InvalidArgument, PvrError
 from engine.text import generate, journal
+from engine.text.batch import MAX_LANES, Batch, Batches
 from engine.text.generate import Event, Generation
 from engine.text.model import State, TextModel
 from pvrd.workers import devices, protocol
@@ -24,12 +27,14 @@ from pvrd.workers.schedule import Scheduler, Task
 DEFAULT_PRIORITY = 5
 
 Send = Callable[[Mapping[str, Any]], None]
+Company = Callable[["TextTask"], tuple["list[TextTask]", Batch | None]]
 
 
 class Session:
     """A session: its KV state, made by its first job, and its jobs, of which the first runs."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, batches: Batches) -> None:
+        self._batches = batches
         self.jobs: deque[TextTask] = deque()
         self.model = ""
         self.closing = False
@@ -62,6 +67,7 @@ class Session:
     def forget(self) -> None:
         """Gives the KV memory back."""
         if self._state is not None:
+            self._batches.drop(self._state)
             self._state.close()
             self._state = None
             self._models.release(self.model)
@@ -71,9 +77,16 @@ class TextTask:
     """One job, from its journal to its `text.end`."""
 
     def __init__(
-        self, models: Models, session: Session, message: Mapping[str, Any], fd: int, send: Send
+        self,
+        models: Models,
+        session: Session,
+        message: Mapping[str, Any],
+        fd: int,
+        send: Send,
+        company: Company,
     ) -> None:
-        """Reads the journal; `fd` stays the caller's.
+        """Reads the journal; `fd` stays the caller's. `company` knows whose tokens can come of the
+        same slice.
 
         Raises:
             InvalidArgument: a damaged journal.
@@ -92,7 +105,8 @@ class TextTask:
         self._models = models
         # For each kernel how many tokens there were when it was last found right.
         self._right: dict[str, int] = {}
-        self._passed: dict[str, int] = {}
+        self._company = company
+        self._failed: PvrError | None = None
         models.text(self.model)
         models.acquire(self.model)
 
@@ -112,34 +126,64 @@ class TextTask:
 
     def step(self) -> bool:
         """One slice; False after `text.end`. A slice that a check found wrong gives nothing but
-        `text.suspect`, and the next one begins again with other kernels.
+        `text.suspect`, and the next one begins again with other kernels. Where others of the same
+        model are as far, the slice is also theirs.
 
         Raises:
             ContextFull, InvalidArgument, BadModel, OutOfMemory, DeviceLost
             Quarantined: there are no other kernels.
         """
+        if self._failed is not None:
+            raise self._failed
         if self._generation is not None and (found := self.session.doubt()) is not None:
-            self._suspect(*found)
+            self.suspect(*found)
         if self._generation is None:
             with self._models.pipelines(self.subject()):
                 state = self.session.state(self.model, self._context)
-            self._passed = dict(getattr(state.executable, "passed", {}))
             self._generation = Generation(state, self._request, self._delivered)
-        try:
-            events = self._generation.step()
-        except Suspect as e:
-            self._suspect(e.kernel, e.reason)
-            return True
-        self._tell(events)
-        passed = getattr(self._generation.state.executable, "passed", {})
-        if passed != self._passed:
-            for name, count in passed.items():
-                if count != self._passed.get(name):
-                    self._right[name] = self._sent
-            self._passed = dict(passed)
-        return not self._generation.finished
+        tasks, batch = self._company(self)
+        if batch is None:
+            self._alone(self._generation)
+        else:
+            _together(tasks, batch)
+        return self._generation is None or not self._generation.finished
 
-    def _suspect(self, kernel: str, reason: str) -> None:
+    def next_id(self) -> tuple[State, int] | None:
+        """Its state and the one token that its next slice feeds, when it is decoding."""
+        if self._generation is None or self._failed is not None or self.session.doubt() is not None:
+            return None
+        token = self._generation.next_id
+        return None if token is None else (self._generation.state, token)
+
+    def _alone(self, generation: Generation) -> None:
+        passed = _passed(generation.state.executable)
+        try:
+            events = generation.step()
+        except Suspect as e:
+            self.suspect(e.kernel, e.reason)
+            return
+        self._tell(events)
+        self._note(passed, generation.state.executable)
+
+    def fed(self, batch: Batch, took: float, passed: Mapping[str, int]) -> None:
+        """A batch has fed its token. What goes wrong with it is its own: the next step says it."""
+        assert self._generation is not None
+        state = self._generation.state
+        try:
+            self._tell(self._generation.fed(batch.best(state), lambda: batch.logits(state), took))
+        except DeviceLost:
+            raise
+        except PvrError as e:
+            self._failed = e
+        self._note(passed, batch.executable)
+
+    def _note(self, before: Mapping[str, int], executable: Executable) -> None:
+        """Kernels that the slice just run was checked for were right up to now."""
+        for name, count in _passed(executable).items():
+            if count != before.get(name):
+                self._right[name] = self._sent
+
+    def suspect(self, kernel: str, reason: str) -> None:
         """Tells from which token on the answer is in doubt, and gives up what was computed."""
         assert self._generation is not None
         since = min(self._right.get(kernel, 0), self._sent)
@@ -169,6 +213,25 @@ class TextTask:
                 self._sent = event.n + 1
 
 
+def _passed(executable: Executable) -> dict[str, int]:
+    return dict(getattr(executable, "passed", {}))
+
+
+def _together(tasks: Sequence[TextTask], batch: Batch) -> None:
+    """One slice for all of them."""
+    passed = _passed(batch.executable)
+    began = time.perf_counter()
+    try:
+        batch.run(dict(filter(None, (task.next_id() for task in tasks))))
+    except Suspect as e:
+        for task in tasks:
+            task.suspect(e.kernel, e.reason)
+        return
+    took = time.perf_counter() - began
+    for task in tasks:
+        task.fed(batch, took, passed)
+
+
 class TextJobs:
     """All text sessions and jobs of the worker."""
 
@@ -178,6 +241,7 @@ class TextJobs:
         self._send = send
         self._sessions: dict[str, Session] = {}
         self._tasks: dict[str, TextTask] = {}
+        self._batches = Batches()
 
     def start(self, message: Mapping[str, Any], fd: int) -> None:
         """Takes a job in; `fd`, its journal, stays the caller's.
@@ -188,12 +252,30 @@ class TextJobs:
         job, name = str(message["job"]), str(message["session"])
         if job in self._tasks:
             raise InvalidArgument(f"There is a job {job} already.")
-        session = self._sessions.get(name) or Session(self._models)
-        task = TextTask(self._models, session, message, fd, self._send)
+        session = self._sessions.get(name) or Session(self._models, self._batches)
+        task = TextTask(self._models, session, message, fd, self._send, self._company)
         self._sessions[name] = session
         session.jobs.append(task)
         self._tasks[job] = task
         self._scheduler.add(task)
+
+    def _company(self, task: TextTask) -> tuple[list[TextTask], Batch | None]:
+        """Tasks whose next tokens can come of one slice with this one's, and what computes them."""
+        own = task.next_id()
+        if own is None:
+            return [task], None
+        found = [
+            other
+            for other in self._tasks.values()
+            if other is task
+            or (other.ready() and (at := other.next_id()) and at[0].model is own[0].model)
+        ]
+        first = found.index(task) // MAX_LANES * MAX_LANES
+        tasks = found[first : first + MAX_LANES]
+        if len(tasks) == 1:
+            return tasks, None
+        states = [at[0] for t in tasks if (at := t.next_id())]
+        return tasks, self._batches.of(states, lambda: self._models.pipelines(task.subject()))
 
     def ack(self, job: str, n: int) -> None:
         """pvrd has forwarded n tokens of a job; one that is over is no error."""

@@ -131,7 +131,7 @@ def test_a_sick_device_from_the_beginning(tiny: Path, right: Any) -> None:
 
 def test_a_device_that_falls_sick(tiny: Path, right: Any) -> None:
     sick = Sick()
-    sick.begin = 50
+    sick.begin = 20
     worker = Worker(sick, tiny)
     worker.start("1", 40)
     worker.start("2", 40)

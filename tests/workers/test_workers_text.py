@@ -111,6 +111,8 @@ def test_sessions_take_turns_and_do_not_touch_each_other(peer: Start, tiny: Path
     for job, prompt in prompts.items():
         worker.text(job, prompt, session=f"alone{job}", max_tokens=12)
         alone[job] = ids(worker.answer(job))
+    worker.send("stats")
+    before = worker.expect("stats")["counters"]["submissions"]
     for job, prompt in prompts.items():
         worker.text(f"t{job}", prompt, session=job, max_tokens=12)
     order, got, left = [], {job: [] for job in prompts}, len(prompts)
@@ -124,6 +126,9 @@ def test_sessions_take_turns_and_do_not_touch_each_other(peer: Start, tiny: Path
         left -= message["t"] == "text.end"
     assert got == alone
     assert all(set(order[i : i + 9]) == set(prompts) for i in range(3, len(order) - 12))
+    # Most slices brought each of them a token.
+    worker.send("stats")
+    assert worker.expect("stats")["counters"]["submissions"] - before < 3 * 12 - 6
 
 
 def test_jobs_of_one_session_run_one_after_the_other(worker: Peer) -> None:

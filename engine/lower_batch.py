@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph -> Program of one token each of several sessions.
+
+A lane is a session. What reads weights runs once for all lanes, as for the rows of a prompt; what
+reads a KV cache runs once a lane, with the lane's own parameter words (`params` at 256 * (lane +
+1): n_tokens 1, pos0), over its row of each activation. The caches `kc.N@lane`, `vc.N@lane` are
+buffers of the sessions' own executables, lent. One sequence, `batch`: ids in, `topk` records of
+RECORD_STRIDE bytes a lane out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.backends.base import DeviceInfo
+from engine.graph import Graph, Node
+from engine.lower import Allow, Lowering, allow_all
+from engine.program import Binding, Buffer, Program
+from kernels.topk.op import RECORD_WORDS
+
+ALIGN = 256  # of what a binding may begin at
+RECORD_STRIDE = -(-RECORD_WORDS * 4 // ALIGN) * ALIGN
+
+_BY_LANE = ("rope_kv", "attention_decode", "topk")
+
+
+class NoBatch(ValueError):
+    """The rows of this model's activations cannot be bound one by one."""
+
+
+def params_at(lane: int) -> int:
+    """Where a lane's parameter words lie in `params`; those of all lanes at once are at 0."""
+    return ALIGN * (lane + 1)
+
+
+def lower_batch(
+    graph: Graph, device: DeviceInfo, contexts: Sequence[int], allow: Allow = allow_all
+) -> Program:
+    """A program for one token of each session; `contexts` are the tokens that their caches hold.
+
+    Raises:
+        NoBatch, OutOfMemory, BadModel
+    """
+    return _Batch(graph, device, contexts, allow).program()
+
+
+def _padded(width: int) -> int:
+    """Logits of a vocabulary, so that each lane's can be bound."""
+    return -(-width * 4 // ALIGN) * ALIGN // 4
+
+
+class _Batch(Lowering):
+    def __init__(
+        self, graph: Graph, device: DeviceInfo, contexts: Sequence[int], allow: Allow
+    ) -> None:
+        super().__init__(graph, device, max(contexts), len(contexts), allow)
+        self._contexts = contexts
+        self._rows: dict[str, int] = {}  # bytes of a lane's row of a buffer
+        self._ldy = 0
+
+    def program(self) -> Program:
+        whole = super().program()
+        calls = whole.sequences["prefill"] + whole.sequences["head"]
+        used = {b.buffer for c in calls for b in c.bindings} | {"params"}
+        buffers = {name: b for name, b in whole.buffers.items() if name in used}
+        return Program(buffers, {"batch": calls}, {**whole.meta, "lanes": len(self._contexts)})
+
+    def _buffer(self, name: str, nbytes: int, kind: Any) -> str:
+        if name == "params":
+            nbytes = params_at(len(self._contexts))
+        elif name == "topk":
+            self._rows[name] = RECORD_STRIDE
+            nbytes = RECORD_STRIDE * len(self._contexts)
+        return super()._buffer(name, nbytes, kind)
+
+    def _scratch(self, name: str, width: int, rows: int | None = None) -> str:
+        width = _padded(width) if name == "logits" else width
+        self._rows[name] = 4 * width
+        return super()._scratch(name, width)
+
+    def _linear(self, node: Node) -> None:
+        n = node.int("n")
+        self._ldy = _padded(n) if self._in_head else n
+        super()._linear(node)
+
+    def _call(
+        self, op: str, bindings: list[Binding], fmt: str | None, only: str, push: dict[str, float]
+    ) -> None:
+        if op == "attention_prefill" or (op == "matvec" and only == "decode"):
+            return  # its twin does it
+        if op == "matvec":
+            op, push = "matmul", {**push, "ldy": self._ldy}
+        if op == "rmsnorm":
+            push = {**push, "last": 0}
+        sequence = "head" if self._in_head else "prefill"
+        if op not in _BY_LANE:
+            self._add(op, bindings, fmt, push, sequence, len(self._contexts))
+            return
+        for lane, context in enumerate(self._contexts):
+            own = {**push, "ctx": context} if "ctx" in push else push
+            at = [self._lane(b, lane) for b in bindings]
+            self._add(op, at, fmt, own, sequence, 1, params_at(lane))
+
+    def _lane(self, binding: Binding, lane: int) -> Binding:
+        """What a lane has of a binding of a single session's program."""
+        buffer = self._buffers[binding.buffer]
+        if buffer.kind == "weight":
+            return binding
+        row = self._rows.get(buffer.name)
+        if row is not None:
+            if row % ALIGN:
+                raise NoBatch(f"a row of {buffer.name} has {row} bytes")
+            return Binding(buffer.name, row * lane, row)
+        # A cache, or a work area of one lane's call.
+        name = f"{buffer.name}@{lane}"
+        nbytes = buffer.nbytes
+        if buffer.kind == "state":
+            nbytes = nbytes // self._context * self._contexts[lane]
+        self._buffers.setdefault(name, Buffer(name, nbytes, buffer.kind))
+        return Binding(name, binding.offset, binding.nbytes)
