@@ -74,7 +74,7 @@ def test_the_same_tokens_as_alone(model: TextModel) -> None:
         slices += 1
         for g in living:
             state = g.state
-            events = g.fed(batch.best(state), lambda s=state: batch.logits(s), 0.0)
+            events = g.fed(batch.best(state), lambda b=batch, s=state: b.logits(s), 0.0)
             assert isinstance(events[0], Token)
     assert [g.answer for g in together] == truth
     assert slices == max(map(len, truth)) - 1
