@@ -102,7 +102,7 @@ def check(contract: Contract, variant: Variant, module: spirv.Module) -> None:
             raise SystemExit(f"{contract.name}.{variant.name}: {text}")
 
     x, y, z = module.workgroup
-    count = len(contract.bindings)
+    count, push = contract.storage_count(variant), contract.push_bytes(variant)
     must(
         module.workgroup == tuple(variant.workgroup),
         f"local size {module.workgroup} is not op.py's",
@@ -113,8 +113,8 @@ def check(contract: Contract, variant: Variant, module: spirv.Module) -> None:
         f"storage buffers at {module.storage}, but the contract has bindings 1..{count}",
     )
     must(
-        module.push_bytes <= 4 * len(contract.push),
-        f"{module.push_bytes} bytes of push constants, the contract has {4 * len(contract.push)}",
+        module.push_bytes <= push,
+        f"{module.push_bytes} bytes of push constants, the contract has {push}",
     )
     must(
         module.shared_bytes <= max(variant.shared, 0),
@@ -148,10 +148,10 @@ def build_op(root: Path, out: Path, name: str) -> dict[str, Any]:
             "sha256": hashlib.sha256(data).hexdigest(),
             "capabilities": module.capabilities,
             "extensions": module.extensions,
-            "bindings": len(contract.bindings),
+            "bindings": contract.storage_count(variant),
             "storage": module.storage,
             "uniform": module.uniform,
-            "push_bytes": 4 * len(contract.push),
+            "push_bytes": contract.push_bytes(variant),
             "workgroup": list(module.workgroup),
             "shared_bytes": module.shared_bytes,
             "barrier": module.barrier,

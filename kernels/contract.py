@@ -43,6 +43,12 @@ class Variant:
 
     `defines` go to the compiler, `needs` are device features (names as in DeviceInfo.features)
     that must be there, `workgroup` is the local size, `shared` the bytes of shared memory.
+
+    Bindings that are `addressed` are not bound but reached by their addresses, 8 bytes each, which
+    follow the contract's push constants from the next multiple of 8 on; they may be larger than
+    any binding. The storage buffers that are left are numbered without them. `scratch(push)` is
+    how many bytes of memory a call wants for itself, in the binding after the last: zeroed once,
+    not touched by others while the call runs, and to be left as the next call has to find it.
     """
 
     name: str
@@ -51,6 +57,13 @@ class Variant:
     needs: frozenset[str] = frozenset()
     shared: int = 0
     baseline: bool = True
+    addressed: tuple[str, ...] = ()
+    scratch: Callable[[Mapping[str, Any]], int] | None = None
+
+    @property
+    def rounds(self) -> bool:
+        """Does it round what it multiplies to halves or int8?"""
+        return bool(self.needs & {"fp16", "int_dot"})
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,19 @@ class Contract:
         """The push constants by name; the inverse of pack."""
         layout = "<" + "".join("I" if t == "u32" else "f" for _, t in self.push)
         return dict(zip((n for n, _ in self.push), struct.unpack(layout, push), strict=True))
+
+    def storage(self, variant: Variant) -> tuple[int, ...]:
+        """Which of `bindings` a variant has bound, by their places in it."""
+        return tuple(i for i, b in enumerate(self.bindings) if b.name not in variant.addressed)
+
+    def storage_count(self, variant: Variant) -> int:
+        """Storage buffers that a variant has bound, its scratch memory among them."""
+        return len(self.storage(variant)) + (variant.scratch is not None)
+
+    def push_bytes(self, variant: Variant) -> int:
+        """Push constants of a variant, addresses among them."""
+        words = 4 * len(self.push)
+        return ceil_div(words, 8) * 8 + 8 * len(variant.addressed) if variant.addressed else words
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.

@@ -103,14 +103,19 @@ def variant_misfit(
         "needs": variant.needs,
         "workgroup": variant.workgroup,
         "shared_bytes": variant.shared,
-        "bindings": len(contract.bindings),
-        "push_bytes": 4 * len(contract.push),
+        "bindings": contract.storage_count(variant),
+        "push_bytes": contract.push_bytes(variant),
     }
     return misfit(entry, limits, features)
 
 
 def call_misfit(
-    contract: Contract, push: bytes, groups: Groups, ranges: Sequence[Range], limits: Limits
+    contract: Contract,
+    variant: Variant,
+    push: bytes,
+    groups: Groups,
+    ranges: Sequence[Range],
+    limits: Limits,
 ) -> str:
     """Why one call must not be recorded, "" when it may: it breaks its contract, has more groups
     than an axis takes, or binds more than one binding holds.
@@ -122,8 +127,8 @@ def call_misfit(
     most = limits.max_workgroup_count
     if any(not 0 < g <= m for g, m in zip(groups, most, strict=True)):
         return f"{groups} groups, at most {most}"
-    for name, begin, end in ranges:
-        if end - begin > limits.max_storage_range:
+    for bind, (name, begin, end) in zip(contract.bindings, ranges, strict=True):
+        if end - begin > limits.max_storage_range and bind.name not in variant.addressed:
             return (
                 f"it binds {end - begin} bytes of {name!r}, "
                 f"at most {limits.max_storage_range} go into one binding"

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs through Vulkan 1.2. `api` alone imports the package `vulkan`; `backend` has the backend's
-own logic.
+"""GPUs through Vulkan 1.2. `api` alone imports the package `vulkan`; `backend` is the device,
+`recording` what is placed and recorded on it.
 """
 
 from engine.backends.devices import NoDevice
-from engine.backends.vulkan.backend import (
-    VulkanBackend,
-    VulkanExecutable,
-    VulkanWeights,
-    list_devices,
-)
+from engine.backends.vulkan.backend import VulkanBackend, list_devices
+from engine.backends.vulkan.recording import VulkanExecutable, VulkanWeights
 
 __all__ = ["NoDevice", "VulkanBackend", "VulkanExecutable", "VulkanWeights", "list_devices"]

@@ -40,6 +40,8 @@ except Exception as e:  # a sandbox may forbid cffi's callbacks (MemoryError)
     if isinstance(e, OSError):  # the bindings speak of an SDK then
         _import_error = "the Vulkan loader (libvulkan.so.1) is not installed"
 
+# VK_BUFFER_USAGE_ and VK_MEMORY_ALLOCATE_ …DEVICE_ADDRESS_BIT, for which the package lacks names.
+_USAGE_ADDRESS, _ALLOCATE_ADDRESS = 0x20000, 0x2
 _CHUNK = 256 << 20  # bytes of one memory allocation, unless a buffer is larger
 _KINDS = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
 
@@ -188,11 +190,14 @@ def memory_types(pd: Any) -> list[MemoryType]:
 
 @dataclass
 class Placed:
-    """A VkBuffer with memory bound to it; `mapped` where the host sees it."""
+    """A VkBuffer with memory bound to it; `mapped` where the host sees it, `address` (0: none)
+    where shaders may reach it without a binding.
+    """
 
     handle: Any
     nbytes: int
     mapped: Array | None
+    address: int = 0
 
 
 @dataclass
@@ -232,6 +237,7 @@ class Device:
     def __init__(self, pd: Any, info: DeviceInfo) -> None:
         self.info = info
         self._max_allocation = int(info.properties["max_allocation"])
+        self._addressed = "buffer_address" in info.features
         family = _compute_family(pd)
         if family is None:
             raise NoDevice("failed", f"{info.name} has no queue for compute")
@@ -281,6 +287,8 @@ class Device:
             | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
             | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
         )
+        if self._addressed:
+            usage |= _USAGE_ADDRESS
         total = sum(sizes.values())
         if total > kind.heap_bytes:
             raise OutOfMemory(f"{total} bytes are needed, {self.info.name} has {kind.heap_bytes}")
@@ -311,7 +319,11 @@ class Device:
                 what = "vkBindBufferMemory"
                 _call(what, vk.vkBindBufferMemory, dev, handle, memory, start)
                 part = None if view is None else view[start : start + sizes[name]]
-                out[name] = Placed(handle, sizes[name], part)
+                address = 0
+                if self._addressed:
+                    where = vk.VkBufferDeviceAddressInfo(buffer=handle)
+                    address = vk.vkGetBufferDeviceAddress(dev, where)
+                out[name] = Placed(handle, sizes[name], part, address)
         return out
 
     def _allocate(self, stack: ExitStack, size: int, kind: MemoryType, total: int) -> Any:
@@ -320,7 +332,8 @@ class Device:
             raise OutOfMemory(
                 f"{size} bytes in one piece are needed, {name} allows {self._max_allocation}"
             )
-        info = vk.VkMemoryAllocateInfo(allocationSize=size, memoryTypeIndex=kind.index)
+        flags = vk.VkMemoryAllocateFlagsInfo(flags=_ALLOCATE_ADDRESS if self._addressed else 0)
+        info = vk.VkMemoryAllocateInfo(pNext=flags, allocationSize=size, memoryTypeIndex=kind.index)
         try:
             memory = _call("vkAllocateMemory", vk.vkAllocateMemory, self._dev, info, None)
         except OutOfMemory as e:

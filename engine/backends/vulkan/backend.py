@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Vulkan backend: Programs are recorded once and replayed.
+"""The Vulkan backend: a GPU with its pipelines, its memory and its queue.
 
-A slice is one submission of the command buffers of its sequences and one wait for a fence, with a
-deadline.
+Each submission is waited for, with a deadline.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,14 +17,13 @@ import numpy as np
 
 import kernels
 from engine.backends import profiles, selftest, speed
-from engine.backends.base import NOTHING, Array, Lent, RunStats
-from engine.backends.cpu import as_bytes
+from engine.backends.base import NOTHING, Array, Lent
 from engine.backends.devices import MemoryType, Verdict, judge, plan_memory, why_none
-from engine.backends.gate import Range, call_misfit, misfit
+from engine.backends.gate import misfit
 from engine.backends.vulkan import api
-from engine.backends.vulkan.hazards import Hazards
+from engine.backends.vulkan.recording import Pipeline, VulkanExecutable, VulkanWeights
 from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
-from engine.program import Binding, Buffer, Call, Program
+from engine.program import Program
 
 _STAGING = 16 << 20
 Report = Callable[[str, str, str], None]
@@ -47,235 +44,6 @@ def list_devices(allow_software: bool = False, want: str = "") -> list[Verdict]:
     if not verdicts:
         raise why_none([])
     return verdicts
-
-
-@dataclass(frozen=True)
-class _Pipeline:
-    handle: Any
-    layout: api.Layout
-    access: tuple[str, ...]  # of binding 1 and up: r, w or rw
-
-
-class VulkanWeights:
-    """Named blobs in device memory."""
-
-    def __init__(self, backend: VulkanBackend, blobs: Mapping[str, Array]) -> None:
-        self._backend = backend
-        with ExitStack() as stack:
-            flat = {name: as_bytes(blob) for name, blob in blobs.items()}
-            sizes = {name: max(blob.nbytes, 4) for name, blob in flat.items()}
-            self._nbytes = sum(sizes.values())
-            self.buffers = backend._place(stack, sizes, "device")
-            for name, blob in flat.items():
-                backend._upload(self.buffers[name], blob, 0)
-            self._stack = stack.pop_all()
-        backend._live.add(self)
-
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    def close(self) -> None:
-        """Frees them. Executables that use them have to be closed before."""
-        self.buffers = {}
-        self._backend._live.discard(self)
-        self._backend._release(self._stack)
-
-
-class VulkanExecutable:
-    """A Program recorded as one command buffer a sequence, over buffers of its own."""
-
-    def __init__(
-        self,
-        backend: VulkanBackend,
-        program: Program,
-        weights: VulkanWeights,
-        lent: Lent = NOTHING,
-    ) -> None:
-        try:
-            program.check()
-        except ValueError as e:
-            raise InvalidArgument(str(e)) from e
-        self.program = program
-        self._backend = backend
-        self._weights = weights  # recordings point into them
-        self._submissions: dict[tuple[str, ...], Any] = {}
-        self._dispatches: dict[str, list[api.Dispatch]] = {}
-        self._singles: dict[str, list[Any]] = {}
-        self._closed = False
-        with ExitStack() as stack:
-            self._buffers = self._allocate(stack, lent)
-            self._recorded = self._record(stack)
-            self._stack = stack.pop_all()
-        backend._live.add(self)
-
-    def _allocate(self, stack: ExitStack, lent: Lent) -> dict[str, api.Placed]:
-        where = {"params": "upload", "input": "upload", "output": "readback"}
-        own: dict[str, dict[str, int]] = {"device": {}, "upload": {}, "readback": {}}
-        out: dict[str, api.Placed] = {}
-        for buf in self.program.buffers.values():
-            if buf.name in lent:
-                lender, name = lent[buf.name]
-                out[buf.name], _ = lender._range(name, buf.nbytes, 0)
-                continue
-            if buf.kind != "weight":
-                own[where.get(buf.kind, "device")][buf.name] = buf.nbytes
-                continue
-            placed = self._weights.buffers.get(buf.name)
-            if placed is None or placed.nbytes < buf.nbytes:
-                raise InvalidArgument(f"the weights have no {buf.name!r} of {buf.nbytes} bytes")
-            out[buf.name] = placed
-        for use, sizes in own.items():
-            made = self._backend._place(stack, sizes, use)
-            for placed in made.values():
-                self._backend._zero(placed)
-            out |= made
-        return out
-
-    def _record(self, stack: ExitStack) -> dict[str, Any]:
-        backend, device = self._backend, self._backend._device
-        index: dict[tuple[int, int, tuple[Binding, ...]], int] = {}
-        wanted: list[tuple[api.Layout, int, list[tuple[api.Placed, int, int]]]] = []
-        for calls in self.program.sequences.values():
-            for call in calls:
-                self._fit(call)
-                pipe = backend.pipeline(call.op, call.variant)
-                key = (pipe.layout.count, call.params, call.bindings)
-                if key not in index:
-                    index[key] = len(wanted)
-                    ranges = [(self._buffers[n], a, b - a) for n, a, b in self._ranges(call)]
-                    wanted.append((pipe.layout, call.params, ranges))
-        sets = device.descriptors(stack, self._buffers["params"], wanted)
-        names = list(self.program.sequences)
-        commands = device.commands(stack, len(names)) if names else []
-        for cmd, name in zip(commands, names, strict=True):
-            dispatches = []
-            hazards = Hazards()
-            for call in self.program.sequences[name]:
-                pipe = backend.pipeline(call.op, call.variant)
-                dispatches.append(
-                    api.Dispatch(
-                        pipe.handle,
-                        pipe.layout,
-                        sets[index[pipe.layout.count, call.params, call.bindings]],
-                        call.push,
-                        call.groups,
-                        hazards.add(self._ranges(call), pipe.access),
-                    )
-                )
-            device.record(cmd, dispatches)
-            self._dispatches[name] = dispatches
-        return dict(zip(names, commands, strict=True))
-
-    def _ranges(self, call: Call) -> list[Range]:
-        out = []
-        for b in call.bindings:
-            end = self.program.buffers[b.buffer].nbytes if b.nbytes is None else b.offset + b.nbytes
-            out.append((b.buffer, b.offset, end))
-        return out
-
-    def _fit(self, call: Call) -> None:
-        """Holds a call against the device's limits and its contract: a driver would not say no."""
-        limits = self._backend.info.limits
-        contract = kernels.op(call.op)
-        if why := call_misfit(contract, call.push, call.groups, self._ranges(call), limits):
-            name = f"{call.op}.{call.variant}"
-            raise InvalidArgument(f"{name} is not for {self._backend.info.name}: {why}")
-
-    def _range(self, name: str, nbytes: int, offset: int) -> tuple[api.Placed, Buffer]:
-        if self._closed:
-            raise InvalidArgument("the executable is closed")
-        buf = self.program.buffers.get(name)
-        if buf is None:
-            raise InvalidArgument(f"there is no buffer {name!r}")
-        if offset < 0 or nbytes < 0 or offset + nbytes > buf.nbytes:
-            raise InvalidArgument(
-                f"{nbytes} bytes at {offset} are outside of {name!r} ({buf.nbytes} bytes)"
-            )
-        return self._buffers[name], buf
-
-    def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
-        source = as_bytes(data)
-        placed, buf = self._range(buffer, source.nbytes, offset)
-        if buf.kind == "weight":
-            raise InvalidArgument(f"{buffer!r} is a weight")
-        self._backend._upload(placed, source, offset)
-
-    def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
-        placed, _ = self._range(buffer, nbytes, offset)
-        return self._backend._download(placed, nbytes, offset)
-
-    def run(self, *sequences: str) -> RunStats:
-        if self._closed:
-            raise InvalidArgument("the executable is closed")
-        submission = self._submissions.get(sequences)
-        if submission is None:
-            if missing := [s for s in sequences if s not in self._recorded]:
-                raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
-            if len(set(sequences)) != len(sequences):
-                raise InvalidArgument(f"a slice names a sequence twice: {sequences}")
-            commands = [self._recorded[s] for s in sequences]
-            submission = self._backend._device.submission(commands, timed=True)
-            self._submissions[sequences] = submission
-        with self._backend._lock:  # the two timestamps are the device's only ones
-            started = time.perf_counter()
-            self._backend._submit(submission)
-            wall = time.perf_counter() - started
-            timer = self._backend._device.timer
-            device = timer.elapsed() if timer else None
-        count = sum(len(self.program.sequences[s]) for s in sequences)
-        self._backend._counters["dispatches"] += count
-        return RunStats(wall_s=wall, device_s=device)
-
-    def run_apart(
-        self,
-        sequences: Sequence[str],
-        apart: Sequence[int],
-        before: Callable[[int], None],
-        after: Callable[[int], None],
-    ) -> RunStats:
-        """As run, but the calls with these numbers in the slice are submitted alone, in order;
-        `before` and `after` are called around each with its number and may read buffers.
-        """
-        if self._closed:
-            raise InvalidArgument("the executable is closed")
-        singles = [cmd for name in sequences for cmd in self._single(name)]
-        started = time.perf_counter()
-        counters = self._backend._counters
-        done = 0
-        for at in apart:
-            self._submit(singles[done:at], count=False)
-            before(at)
-            # All in all one slice, to those who count slices.
-            self._submit(singles[at : at + 1], count=at == apart[0])
-            after(at)
-            done = at + 1
-        self._submit(singles[done:], count=not apart)
-        counters["dispatches"] += len(singles)
-        return RunStats(wall_s=time.perf_counter() - started)
-
-    def _submit(self, commands: Sequence[Any], count: bool) -> None:
-        if commands:
-            self._backend._submit(self._backend._device.submission(commands), count)
-
-    def _single(self, name: str) -> list[Any]:
-        """A command buffer for each call of a sequence, made when they are first wanted."""
-        if name not in self._singles:
-            with ExitStack() as stack:
-                dispatches = self._dispatches[name]
-                commands = self._backend._device.commands(stack, len(dispatches))
-                for cmd, dispatch in zip(commands, dispatches, strict=True):
-                    self._backend._device.record(cmd, [dispatch])
-                self._singles[name] = commands
-                self._stack.push(stack.pop_all())
-        return self._singles[name]
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._buffers, self._recorded, self._submissions = {}, {}, {}
-            self._singles, self._dispatches = {}, {}
-            self._backend._live.discard(self)
-            self._backend._release(self._stack)
 
 
 class VulkanBackend:
@@ -314,7 +82,7 @@ class VulkanBackend:
         self._report: Report = lambda what, name, reason: None
         names = ("submissions", "dispatches", "bytes_uploaded", "bytes_read_back")
         self._counters = dict.fromkeys(names, 0)
-        self._pipelines: dict[tuple[str, str], _Pipeline] = {}
+        self._pipelines: dict[tuple[str, str], Pipeline] = {}
         self._layouts: dict[tuple[int, int], api.Layout] = {}
         self._live: set[VulkanExecutable | VulkanWeights] = set()
         self._lost = ""
@@ -375,7 +143,7 @@ class VulkanBackend:
             return "it was not compiled"
         return misfit(entry, self.info.limits, self.info.features)
 
-    def pipeline(self, op: str, variant: str) -> _Pipeline:
+    def pipeline(self, op: str, variant: str) -> Pipeline:
         """The pipeline of a variant, made at its first use.
 
         Raises:
@@ -387,7 +155,8 @@ class VulkanBackend:
             if why := self.misfit(op, variant):
                 raise InvalidArgument(f"{op}.{variant} is not for {self.info.name}: {why}")
             contract = kernels.op(op)
-            shape = (len(contract.bindings), 4 * len(contract.push))
+            form = contract.variant(variant)
+            shape = (contract.storage_count(form), contract.push_bytes(form))
             layout = self._layouts.get(shape)
             if layout is None:
                 layout = self._layouts[shape] = self._device.layout(*shape)
@@ -398,13 +167,12 @@ class VulkanBackend:
             name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
             wrong = self._verdicts.get(sha)
             if not wrong:
-                access = tuple(b.access for b in contract.bindings)
                 try:
                     # Also one that passed once: it is compiled anew, and the cache may be gone.
                     self._verdicts.begin(sha, name, "compile")
                     self._report("trying", name, "")
                     handle = self._device.pipeline(name, code, layout)
-                    made = self._pipelines[op, variant] = _Pipeline(handle, layout, access)
+                    made = self._pipelines[op, variant] = Pipeline(handle, layout, contract, form)
                     if wrong is None:
                         self._verdicts.begin(sha, name, "run")
                         wrong = self._try(op, variant)

@@ -17,10 +17,10 @@ PLACES = ("/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan")
 SABOTAGE = """
 import sys
 from dataclasses import replace
-from engine.backends.vulkan import VulkanBackend, backend
+from engine.backends.vulkan import VulkanBackend, recording
 from tests.engine.backends.conftest import PARAMS, chain, chain_data
 if sys.argv[1] == "broken":
-    backend.Hazards.add = lambda *_: False
+    recording.Hazards.add = lambda *_: False
 opened = VulkanBackend(allow_software=True)
 program = chain()
 calls = program.sequences["first"] + program.sequences["second"]
