@@ -51,6 +51,30 @@ def wide_variants(
     return (baseline, plain, sub)
 
 
+def packed_variants(
+    baseline: Variant, workgroup: int, shared: int, rounded: int, needs: frozenset[str]
+) -> tuple[Variant, ...]:
+    """Variants that round activations (kernels/include/packed.glsl): to halves, and for q4 and q8
+    to int8. `rounded` is how many of them are in shared memory beside `shared` bytes.
+    """
+    out = []
+    for name, feature, each in (("fp16", "fp16", 2), ("int_dot", "int_dot", 1)):
+        if name == "int_dot" and baseline.name == "f16":
+            continue
+        defines = {**baseline.defines, "PACKED_HALF" if each == 2 else "PACKED_INT8": "1"}
+        out.append(
+            Variant(
+                f"{baseline.name}_{name}",
+                (workgroup, 1, 1),
+                defines,
+                needs | {feature},
+                shared + each * rounded,
+                baseline=False,
+            )
+        )
+    return tuple(out)
+
+
 def most_groups(push: Push) -> Groups:
     """Groups that each axis takes on the device, as `Contract.groups` is told."""
     most: Groups = push.get("most", (MAX_GROUPS, MAX_GROUPS, MAX_GROUPS))

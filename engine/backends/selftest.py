@@ -194,7 +194,7 @@ def run(backend: Backend, only: Iterable[str] = ()) -> dict[str, str]:
             continue
         want = reference(sample)
         for bind in contract.bindings:
-            share = differs(got[bind.name], want[bind.name])
+            share = differs(got[bind.name], want[bind.name], variant.rounds)
             if share:
                 bad[name] = f"{share:.1%} of {bind.name} is wrong"
     return bad

@@ -10,6 +10,8 @@
 //     weights_scales(at, scale, minimum);
 //     weights_eights(at, j, a, b);                    // x * a: four rows times four elements of x
 //     at += WEIGHTS_BLOCK;
+// With WEIGHTS_UVEC4 too the words of f16 are four to an index, as those of q4 and q8 are, and there
+// are no functions for them.
 #ifndef PVR_WEIGHTS_GLSL
 #define PVR_WEIGHTS_GLSL
 
@@ -37,7 +39,12 @@ vec4 weights_signed(uint word) {
 #if defined(WEIGHTS_QUADS)
 
 // A word of q4 and q8 is a row's, so four rows are a uvec4; four halves are a uvec2.
-#if defined(FMT_F16)
+#if defined(FMT_F16) && defined(WEIGHTS_UVEC4)
+
+layout(std430, set = 0, binding = WEIGHTS_BINDING) readonly buffer Weights { uvec4 weights[]; };
+const uint WEIGHTS_BLOCK = WEIGHTS_WORDS / 4u;
+
+#elif defined(FMT_F16)
 
 layout(std430, set = 0, binding = WEIGHTS_BINDING) readonly buffer Weights { uvec2 weights[]; };
 const uint WEIGHTS_BLOCK = WEIGHTS_WORDS / 2u;
@@ -66,12 +73,15 @@ void weights_eights(uint at, uint j, out mat4 a, out mat4 b) {
 layout(std430, set = 0, binding = WEIGHTS_BINDING) readonly buffer Weights { uvec4 weights[]; };
 const uint WEIGHTS_BLOCK = WEIGHTS_WORDS / 4u;
 
-void weights_scales(uint at, out vec4 scale, out vec4 minimum) {
-    uvec4 head = weights[at];
+void weights_scales_of(uvec4 head, out vec4 scale, out vec4 minimum) {
     vec2 x = unpackHalf2x16(head.x), y = unpackHalf2x16(head.y);
     vec2 z = unpackHalf2x16(head.z), w = unpackHalf2x16(head.w);
     scale = vec4(x.x, y.x, z.x, w.x);
     minimum = vec4(x.y, y.y, z.y, w.y);
+}
+
+void weights_scales(uint at, out vec4 scale, out vec4 minimum) {
+    weights_scales_of(weights[at], scale, minimum);
 }
 
 void weights_eights(uint at, uint j, out mat4 a, out mat4 b) {

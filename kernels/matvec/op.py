@@ -3,7 +3,8 @@
 holds.
 
 W is packed (docs/architecture.md, "Weights"). The CPU rounds x to int8 with a scale per 32 for q8
-and q4 (kernels/include/weights.h); GLSL works in float32.
+and q4 (kernels/include/weights.h), and so does the GLSL of `int_dot`; `fp16` rounds it to halves
+with a scale per 32 and adds eight products at a time in halves; all others work in float32.
 """
 
 from __future__ import annotations
@@ -19,12 +20,23 @@ from kernels.text import (
     Push,
     format_variants,
     most_groups,
+    packed_variants,
     spread,
     view,
     wide_variants,
 )
 
 _SHUFFLES = frozenset({"subgroup_basic", "subgroup_shuffle"})
+_SUMS = 256 * 16  # bytes of shared memory
+_CHUNK = 256  # blocks of x in shared memory
+
+
+def _variants() -> tuple[Variant, ...]:
+    out: list[Variant] = []
+    for base in format_variants(32, shared=32 * 16):
+        out += wide_variants(base, 256, _SUMS, _SHUFFLES)
+        out += packed_variants(base, 256, _SUMS + 8 * _CHUNK, 32 * _CHUNK, _SHUFFLES)
+    return tuple(out)
 
 
 def groups(push: Push, variant: Variant) -> Groups:
@@ -43,11 +55,7 @@ OP = Contract(
     name="matvec",
     bindings=(Bind("w", "r"), Bind("x", "r"), Bind("y", "rw")),
     push=(("fmt", "u32"), ("n", "u32"), ("k", "u32"), ("accumulate", "u32"), ("y0", "u32")),
-    variants=tuple(
-        v
-        for base in format_variants(32, shared=32 * 16)
-        for v in wide_variants(base, 256, 256 * 16, _SHUFFLES)
-    ),
+    variants=_variants(),
     groups=groups,
     reference=reference,
 )

@@ -74,9 +74,11 @@ def product(
     window = want[:tokens, y0 : y0 + n]
     base = window.copy() if push["accumulate"] else 0.0
     size = np.abs(used) @ np.abs(w).T  # what float32 sums may be wrong by is a part of it
-    if fmt == "f16" or runner.backend.info.kind == "gpu":
+    int8 = fmt != "f16" and runner.backend.info.kind != "gpu"
+    if not int8 and not variant.endswith("_int_dot"):
         window[:] = base + used @ w.T
-        bound = 2e-6 * size
+        halves = variant.endswith(("_fp16", "_coopmat"))
+        bound = (1e-3 if halves else 2e-6) * size
     else:
         step_sum, step = rounded(used)
         window[:] = base + step_sum @ w.T
