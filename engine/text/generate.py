@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,9 @@ import numpy.typing as npt
 
 from engine.errors import ContextFull, InvalidArgument
 from engine.text.model import State, TextModel
-from engine.text.sampler import Candidates, Settings, sample
+from engine.text.penalties import penalised
+from engine.text.sampler import Candidates, Mirostat, sample
+from engine.text.settings import MAX_TOKENS, Settings
 from engine.text.template import check_messages
 from engine.text.tokenizer import Detokenizer
 
@@ -69,12 +71,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Token:
-    """Token number n; `text` is what it completes of the answer, and may be empty."""
+    """Token number n; `text` is what it completes of the answer, and may be empty. `logprob` is the
+    log of its chance as the model gave it, `logprobs` those of the likeliest tokens.
+    """
 
     n: int
     id: int
     text: str
     top5: list[list[float]] | None = None
+    logprob: float | None = None
+    logprobs: list[list[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,7 @@ class Generation:
         # Without a seed the prompt gives one: the answer has to be the same after a restart.
         seed = zlib.crc32(np.asarray(self._ids, "<u4").tobytes())
         self.settings = Settings.parse(request.settings, seed)
+        self._mirostat = Mirostat.of(self.settings)
         self._detokenizer = Detokenizer(model.tokenizer)
         self._stops = StopMatcher((*self.settings.stop, *stops))
         self._ends = frozenset(model.tokenizer.settings.ends)
@@ -187,6 +194,7 @@ class Generation:
                 )
             self._accept(token)
         self._resumed = len(self._ids)
+        self._followed = self.prompt_tokens if delivered else MAX_TOKENS
 
     @property
     def state(self) -> State:
@@ -218,10 +226,10 @@ class Generation:
             events.append(Start(self.prompt_tokens, self._state.context))
         if self._reason is None:
             began = time.perf_counter()
-            decode, count = self._decoding, len(self._ids)
+            decode, count = self._decoding, self._known
             # What the session computed before stays; the last token is fed anyway, for its logits.
             self._state.common(self._ids[: count - 1])
-            pending = self._ids[len(self._state.tokens) :]
+            pending = self._ids[len(self._state.tokens) : count]
             now = pending[: self._state.chunk]
             head = len(now) == len(pending)
             # Of the prompt a single token, too, is a prefill's: so each row of it is computed
@@ -229,7 +237,9 @@ class Generation:
             self._state.run(now, head, decode=decode)
             if not decode:
                 self._stats["prefill_tokens"] += len(now)
-            if head:
+            if head and count < len(self._ids):
+                self._follow(count)
+            elif head:
                 events.append(self._draw(self._state.best(), self._state.logits))
             self._charge("decode" if decode else "prefill", time.perf_counter() - began)
         if self._reason is not None:
@@ -263,6 +273,25 @@ class Generation:
         return [] if self.finished else [self._end("cancelled")]
 
     @property
+    def _known(self) -> int:
+        """Ids that can be fed before something is chosen: all, but that mirostat has to see the
+        logits before each token that was delivered by others.
+        """
+        if self._mirostat is None:
+            return len(self._ids)
+        return min(self._followed, len(self._ids))
+
+    def _follow(self, count: int) -> None:
+        """Mirostat learns from token `count`, which a predecessor chose."""
+        assert self._mirostat is not None
+        logits = self._state.logits()
+        if self.settings.penalises:
+            logits = penalised(logits, self.settings, self._ids[:count])
+        best = Candidates.of(logits)
+        self._mirostat.follow(best, self.settings.temperature, self._ids[count])
+        self._followed = count + 1 if count + 1 < self._resumed else MAX_TOKENS
+
+    @property
     def _decoding(self) -> bool:
         """The prompt, and what was delivered by others, is computed."""
         return len(self._ids) > self._resumed
@@ -275,10 +304,16 @@ class Generation:
     def _draw(self, record: npt.NDArray[np.uint8], logits: Logits) -> Token:
         """The next token of the answer."""
         best = Candidates.parse(record)
-        n = self.delivered
-        token = sample(best, self.settings, n, self._state.model.vocab, logits)
+        n, wanted = self.delivered, self.settings.logprobs
+        vocab = self._state.model.vocab
+        token = sample(best, self.settings, n, vocab, logits, self._ids, self._mirostat)
         text = self._accept(token)
-        return Token(n, token, text, best.top5() if self.settings.top5 else None)
+        out = Token(n, token, text, best.top5() if self.settings.top5 else None)
+        if not wanted:
+            return out
+        own = best.logit(token)
+        own = float(logits()[token]) if own is None else own
+        return replace(out, logprob=round(own - best.lse, 6), logprobs=best.likeliest(wanted))
 
     def _accept(self, token: int) -> str:
         """Takes a token into the answer; sets the reason when it is the last. Returns its text."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing a token from logits: greedy, or top-k, top-p, min-p and temperature in this order
-(llama.cpp's).
+(llama.cpp's), or mirostat; before that penalties and biases.
 
 The device reads back its 64 best logits and the log-sum-exp of all. That is all that greedy, a
 top_k of 1..64, and mostly top_p and min_p without top_k need. When the cut would lie beyond the 64
-(top_k 0 or above 64), the whole logits are read for that token. Random numbers are counter-based: a
+(top_k 0 or above 64), or what was said before weighs in, the whole logits are read for that token.
+Random numbers are counter-based: a
 function of the seed and the token's number alone, so a generation that is resumed goes on as it
 would have.
 """
@@ -12,87 +13,21 @@ would have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import DeviceLost, InvalidArgument
+from engine.errors import DeviceLost
+from engine.text.penalties import penalised
+from engine.text.settings import Settings
 
 Floats = npt.NDArray[np.float64]
 
 CANDIDATES = 64
 RECORD_BYTES = CANDIDATES * 8 + 8
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_TOKENS = 1 << 20
 _MASK = (1 << 64) - 1
-# Settings of a job that are not about sampling and may stand beside these.
-_OTHERS = frozenset({"model", "device", "context", "priority", "share", "stream", "session"})
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a request may ask for; the defaults are those of the API."""
-
-    temperature: float = 0.0
-    top_k: int = 40  # 0: all
-    top_p: float = 0.95  # 1: all
-    min_p: float = 0.05  # 0: all
-    seed: int = 0
-    max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    top5: bool = False
-
-    @classmethod
-    def parse(cls, given: Mapping[str, Any], seed: int = 0) -> Settings:
-        """Settings of a request; `seed` is for those that name none.
-
-        Raises:
-            InvalidArgument: unknown names, wrong types, values out of range.
-        """
-        known = {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "top5"}
-        if unknown := set(given) - known - _OTHERS:
-            raise InvalidArgument(f"There is no setting named {min(unknown)!r}.")
-        stop = given.get("stop", ())
-        stops = (
-            (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
-        )
-        if not isinstance(stops, tuple) or not all(isinstance(s, str) and s for s in stops):
-            raise InvalidArgument("stop is a list of texts that are not empty.")
-        if len(stops) > MAX_STOPS or any(len(s) > MAX_STOP_LENGTH for s in stops):
-            raise InvalidArgument(
-                f"There may be {MAX_STOPS} stop strings of {MAX_STOP_LENGTH} characters at most."
-            )
-        top5 = given.get("top5", False)
-        if not isinstance(top5, bool):
-            raise InvalidArgument("top5 is true or false.")
-        return cls(
-            _number(given, "temperature", cls.temperature, 0.0, 100.0),
-            _whole(given, "top_k", cls.top_k, 0, MAX_TOKENS * 2),
-            _number(given, "top_p", cls.top_p, 0.0, 1.0),
-            _number(given, "min_p", cls.min_p, 0.0, 1.0),
-            _whole(given, "seed", seed, 0, _MASK),
-            _whole(given, "max_tokens", cls.max_tokens, 1, MAX_TOKENS),
-            stops,
-            top5,
-        )
-
-
-def _number(given: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InvalidArgument(f"{name} is a number from {low:g} to {high:g}.")
-    return float(value)
-
-
-def _whole(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgument(f"{name} is a whole number from {low} to {high}.")
-    return value
 
 
 def _mix(x: int) -> int:
@@ -144,6 +79,16 @@ class Candidates:
         lse = top + math.log(np.exp(values - top).sum())
         return cls(order.astype(np.uint32), values[order], float(lse))
 
+    def logit(self, token: int) -> float | None:
+        """A token's logit; None when it is not among the candidates."""
+        found = np.flatnonzero(self.ids == token)
+        return float(self.logits[found[0]]) if len(found) else None
+
+    def likeliest(self, count: int) -> list[list[float]]:
+        """[[id, log of its chance], …] of the best."""
+        pairs = zip(self.ids[:count], self.logits[:count] - self.lse, strict=True)
+        return [[int(i), round(float(v), 6)] for i, v in pairs]
+
     def top5(self) -> list[list[float]]:
         """[[id, logit], …] of the five best."""
         return [[int(i), float(v)] for i, v in zip(self.ids[:5], self.logits[:5], strict=True)]
@@ -155,15 +100,24 @@ def sample(
     position: int,
     vocab: int,
     everything: Callable[[], npt.NDArray[np.float32]],
+    history: Sequence[int] = (),
+    mirostat: Mirostat | None = None,
 ) -> int:
     """The id of token number `position` of an answer.
 
     `best` holds the device's candidates; `everything` reads all logits and is called only when they
-    do not suffice.
+    do not suffice. `history` is all tokens before it, `mirostat` what the answer so far left of it.
     """
+    if settings.penalises:
+        best = Candidates.of(penalised(everything(), settings, history))
     if settings.temperature == 0:
         return int(best.ids[0])
-    if not _suffices(best, settings, vocab):
+    chance = uniform(settings.seed, position)
+    if mirostat is not None:
+        if len(best.ids) < vocab and not settings.penalises:
+            best = Candidates.of(everything())
+        return mirostat.choose(best, settings.temperature, chance)
+    if not settings.penalises and not _suffices(best, settings, vocab):
         best = Candidates.of(everything())
     ids, logits = best.ids, best.logits
     if settings.top_k:
@@ -177,10 +131,57 @@ def sample(
         keep = min(keep, int(np.searchsorted(np.cumsum(p), settings.top_p)) + 1)
     if settings.min_p > 0:
         keep = min(keep, max(1, int((p >= settings.min_p * p[0]).sum())))
-    weights = np.exp((logits[:keep] - logits[0]) / settings.temperature)
-    total = np.cumsum(weights)
-    chosen = int(np.searchsorted(total, uniform(settings.seed, position) * total[-1], side="right"))
-    return int(ids[min(chosen, keep - 1)])
+    return int(ids[_draw(logits[:keep], settings.temperature, chance)])
+
+
+def _draw(logits: Floats, temperature: float, chance: float) -> int:
+    """Which of these logits, in falling order, a random number in [0, 1) means."""
+    total = np.cumsum(np.exp((logits - logits[0]) / temperature))
+    return min(int(np.searchsorted(total, chance * total[-1], side="right")), len(logits) - 1)
+
+
+@dataclass
+class Mirostat:
+    """Mirostat 2.0 (Basu et al., ICLR 2021): tokens whose surprise, in bits, is above `mu` are left
+    out, and mu follows the surprise of what was chosen towards `tau`. It is a function of the
+    logits so far: whoever resumes an answer has to see them again (`follow`).
+    """
+
+    tau: float
+    eta: float
+    mu: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Mirostat | None:
+        """The start of an answer's; None when it is not asked for."""
+        if settings.mirostat != 2 or settings.temperature == 0:
+            return None
+        return cls(settings.mirostat_tau, settings.mirostat_eta, 2 * settings.mirostat_tau)
+
+    def choose(self, best: Candidates, temperature: float, chance: float) -> int:
+        """A token of all candidates of a vocabulary."""
+        keep, surprise = self._kept(best, temperature)
+        at = _draw(best.logits[:keep], temperature, chance)
+        self._learn(surprise[:keep], at)
+        return int(best.ids[at])
+
+    def follow(self, best: Candidates, temperature: float, token: int) -> None:
+        """Learns from a token that was chosen before."""
+        keep, surprise = self._kept(best, temperature)
+        at = int(np.flatnonzero(best.ids == token)[0])
+        self._learn(surprise[: max(keep, at + 1)], at)
+
+    def _kept(self, best: Candidates, temperature: float) -> tuple[int, Floats]:
+        warm = best.logits / temperature
+        surprise = (warm[0] + math.log(np.exp(warm - warm[0]).sum()) - warm) / math.log(2)
+        return max(1, int((surprise <= self.mu).sum())), surprise
+
+    def _learn(self, surprise: Floats, at: int) -> None:
+        """From the surprise of token `at` among those that were left, their chances summing to
+        one.
+        """
+        left = np.exp2(-surprise).sum()
+        self.mu -= self.eta * (float(surprise[at] + math.log2(left)) - self.tau)
 
 
 def _suffices(best: Candidates, settings: Settings, vocab: int) -> bool:

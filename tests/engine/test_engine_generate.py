@@ -34,6 +34,8 @@ from engine.text.generate import (
 from engine.text.model import State, TextModel
 
 SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 0.99, "seed": 11, "max_tokens": 24}
+PENALISED = {**SAMPLED, "repeat_penalty": 1.3, "presence_penalty": 0.4, "dry_multiplier": 0.8}
+MIROSTAT = {**SAMPLED, "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,9 @@ def test_a_slice_is_a_chunk_or_a_token(state: State) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 0, "max_tokens": 24}, SAMPLED], ids=["greedy", "sampled"]
+    "settings",
+    [{"temperature": 0, "max_tokens": 24}, SAMPLED, PENALISED, MIROSTAT],
+    ids=["greedy", "sampled", "penalised", "mirostat"],
 )
 def test_resumed_is_undisturbed(model: TextModel, settings: dict[str, Any]) -> None:
     request = Request("generate", "tell me", settings={**settings, "stop": ["\x01\x02\x03"]})
@@ -127,6 +131,25 @@ def test_resumed_is_undisturbed(model: TextModel, settings: dict[str, Any]) -> N
     with pytest.raises(InvalidArgument, match="do not belong"):
         Generation(whole_state, request, [10_000])
     whole_state.close()
+
+
+def test_chances(state: State) -> None:
+    request = Request("generate", "w1 w2", settings={**SAMPLED, "logprobs": 3})
+    for t in tokens(run(state, request)):
+        assert t.logprob is not None
+        assert t.logprobs is not None
+        assert t.logprob <= t.logprobs[0][1] < 0
+        assert dict(t.logprobs).get(t.id, t.logprob) == t.logprob  # type: ignore[call-overload]
+        assert len(t.logprobs) == 3
+    plain = tokens(run(state, Request("generate", "w1 w2", settings=SAMPLED)))
+    assert all(t.logprob is None for t in plain)
+
+
+def test_penalties_keep_an_answer_from_going_round(state: State) -> None:
+    greedy = {"temperature": 0, "max_tokens": 40}
+    twice = {"presence_penalty": 100.0, "repeat_last_n": 0, **greedy}
+    ids = [t.id for t in tokens(run(state, Request("generate", "w1 w2", settings=twice)))]
+    assert len(set(ids)) == len(ids) == 40
 
 
 def test_seeds(state: State) -> None:

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 
 from engine.errors import DeviceLost, InvalidArgument
-from engine.text.sampler import (
-    CANDIDATES,
-    RECORD_BYTES,
-    Candidates,
-    Settings,
-    sample,
-    uniform,
-)
+from engine.text.sampler import CANDIDATES, RECORD_BYTES, Candidates, sample, uniform
+from engine.text.settings import Settings
 from kernels import op
 
 
