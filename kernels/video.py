@@ -55,13 +55,20 @@ def quantise(x: F32, bits: int) -> Array:
     return y.astype(np.uint8 if bits == 8 else np.dtype("<u2"))
 
 
-def phases_x2(window: F32, filters: F32) -> F32:
-    """[rows + 4, cols + 4] filtered with [4, 5, 5] to [4, rows, cols]; phase = 2 * row parity +
-    column parity.
-    """
+def phases(window: F32, filters: F32) -> F32:
+    """[rows + 4, cols + 4] filtered with [n, 5, 5] to [n, rows, cols]."""
     rows, cols = window.shape[0] - 4, window.shape[1] - 4
-    out = np.zeros((4, rows, cols), np.float32)
+    out = np.zeros((len(filters), rows, cols), np.float32)
     for dy in range(5):
         for dx in range(5):
             out += filters[:, dy, dx, None, None] * window[dy : dy + rows, dx : dx + cols]
     return out
+
+
+def shuffled(maps: Array, scale: int) -> Array:
+    """[scale^2, rows, cols] to [scale rows, scale cols]; map scale * a + b has samples (scale y +
+    a, scale x + b).
+    """
+    rows, cols = maps.shape[1:]
+    parts = maps.reshape(scale, scale, rows, cols)
+    return parts.transpose(2, 0, 3, 1).reshape(scale * rows, scale * cols)

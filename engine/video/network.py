@@ -1,64 +1,152 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A video model: its file, its Graph, and the Program that enlarges the bands of a format.
+"""A video model: its file and its Graphs.
 
-File (.pvrm): metadata {kind "video", arch "nsr", name, scale 2, channels, blocks, licence}; blobs
-conv0.. (f32: weights [cin][9][cout], bias, slope), base [4][25], chroma.left, chroma.centre,
-chroma.plain [4][25] (phase = 2 * row parity + column parity).
+File (.pvrm): metadata {kind "video", arch "nsr", name, scale 2-4, channels, blocks, [skips],
+[chroma {channels, blocks}], licence} and blobs of f32:
 
-Graph: values y, chroma.N (planes of the frame) -> luma_in -> conv3x3 ... -> shuffle_out; chroma_x2
-for each other plane.
+- conv0 .. conv<blocks + 1>: weights [cin][9][cout], bias, slope (of the PReLU; 1: none). The last
+  has `maps(scale)` outputs: scale^2 phases (phase = scale * row + column), zeros behind them.
+- base [scale^2][25]: a 5x5 filter of the luma for each phase, added to the last convolution's.
+- skip<b> [channels]: for each pair (a, b) of `skips` what conv<a> gave is added, cropped to the
+  middle, to what conv<b> gives; the slope of the sum's PReLU is here, and 1 in conv<b>.
+- chroma.left, chroma.centre, chroma.plain [scale^2][25]: filters of a plane alone.
+- with `chroma`, chroma.left.conv0 .. and chroma.left.base, the same for centre: a network like the
+  luma's, at the resolution of 4:2:0 chroma, that sees the chroma sample and the four luma samples
+  around it. Without it the filters alone enlarge chroma, as they always do for 4:4:4 and alpha.
 
-Program: `in0`.. (input) a band of each plane as it lies in the frame, `luma`, `maps.N` (scratch),
-`out0`.. (output) the enlarged band; sequences `luma` (a slice's tiles) and `chroma` (the band's
-other planes, where there are any).
+Graph: y -> luma_in -> conv3x3 ... (skip_add) -> shuffle_out; for chroma the same from chroma_in
+on. engine/video/lowering.py makes the Program of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from engine.backends.base import Backend, DeviceInfo
-from engine.errors import BadModel, InvalidArgument, UnsupportedModel
+from engine.backends.base import Backend
+from engine.errors import BadModel, UnsupportedModel
 from engine.graph import Graph, Node, Weight
-from engine.lower import Allow, allow_all, choose
-from engine.program import Binding, Buffer, Call, Program
 from engine.pvrm import Pvrm
-from engine.video.frames import FrameFormat
-from engine.video.tiles import Tiling
-from kernels import op as contract_of
-from kernels.contract import PARAM_WORDS
+from kernels.contract import ceil_div
 
-SCALE = 2
-FILTER_REACH = 2  # rows that a chroma filter reads above and below
-_FILTER_BYTES = 4 * 100
+SCALES = (2, 3, 4)
+SITINGS = ("left", "centre")
+FILTER_REACH = 2  # samples around one that a 5x5 filter reads
+CHROMA_INPUTS = 5  # the chroma sample and four of luma
 MAX_CHANNELS, MAX_BLOCKS = 64, 30
 
 
-def build_graph(channels: int, blocks: int) -> Graph:
-    """The luma network: luma_in, one convolution in, `blocks` between, one out, shuffle_out."""
-    nodes = [Node("luma", "luma_in", ("y",), "luma")]
-    weights: dict[str, Weight] = {}
-    sizes = [1] + [channels] * (blocks + 1) + [SCALE * SCALE]
-    value = "luma"
-    for i, (cin, cout) in enumerate(pairwise(sizes)):
-        name = f"conv{i}"
-        weights[name] = Weight(name, (1, conv_words(cin, cout)), "F32", format="f32")
-        attrs = {"cin": cin, "cout": cout}
-        nodes.append(Node(name, "conv3x3", (value,), f"maps.{i}", (name,), attrs))
-        value = f"maps.{i}"
-    weights["base"] = Weight("base", (1, 100), "F32", format="f32")
-    nodes.append(Node("shuffle", "shuffle_out", (value, "luma"), "out", ("base",)))
-    attrs = {"channels": channels, "blocks": blocks, "halo": blocks + 2}
-    return Graph(tuple(nodes), weights, attrs)
+def maps(scale: int) -> int:
+    """Outputs of a network's last convolution: scale^2 phases, filled up to a multiple of 4."""
+    return ceil_div(scale * scale, 4) * 4
 
 
 def conv_words(cin: int, cout: int) -> int:
     """Floats of a convolution's blob."""
     return cin * 9 * cout + 2 * cout
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a network: inputs -> channels, `blocks` times channels -> channels, channels ->
+    maps(scale), all 3x3. `skips`: pairs of convolutions, the second adds what the first gave.
+    """
+
+    inputs: int
+    channels: int
+    blocks: int
+    scale: int
+    skips: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def convs(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of each convolution."""
+        hidden = [self.channels] * (self.blocks + 1)
+        return list(pairwise([self.inputs, *hidden, maps(self.scale)]))
+
+    @property
+    def halo(self) -> int:
+        """Samples around one that its result depends on: each convolution reaches one further."""
+        return self.blocks + 2
+
+
+def build_graph(shape: Shape, prefix: str = "") -> Graph:
+    """The Graph of a network, its weights' names behind `prefix`. Attributes: those of the shape,
+    `halo`, `widest` (channels of the widest value).
+    """
+    entry = ("luma_in", ("y",)) if shape.inputs == 1 else ("chroma_in", ("c", "y"))
+    nodes = [Node("in", entry[0], entry[1], "samples")]
+    weights: dict[str, Weight] = {}
+    sources = {b: a for a, b in shape.skips}
+
+    def weight(name: str, words: int) -> tuple[str, ...]:
+        weights[prefix + name] = Weight(prefix + name, (1, words), "F32", format="f32")
+        return (prefix + name,)
+
+    values = ["samples"]  # what each convolution reads; the next one is its result
+    for i, (cin, cout) in enumerate(shape.convs):
+        attrs = {"cin": cin, "cout": cout, "index": i}
+        blob = weight(f"conv{i}", conv_words(cin, cout))
+        nodes.append(Node(f"conv{i}", "conv3x3", (values[i],), f"maps.{i}", blob, attrs))
+        values.append(f"maps.{i}")
+        if i in sources:
+            inputs = (values[i + 1], values[sources[i] + 1])
+            attrs = {"channels": cout, "offset": i - sources[i], "index": i}
+            blob = weight(f"skip{i}", cout)
+            nodes.append(Node(f"skip{i}", "skip_add", inputs, f"sum.{i}", blob, attrs))
+            values[i + 1] = f"sum.{i}"
+    base = weight("base", 25 * shape.scale**2)
+    nodes.append(Node("out", "shuffle_out", (values[-1], "samples"), "out", base))
+    attrs = {
+        "inputs": shape.inputs,
+        "channels": shape.channels,
+        "blocks": shape.blocks,
+        "scale": shape.scale,
+        "halo": shape.halo,
+        "widest": max(shape.inputs, shape.channels, maps(shape.scale)),
+    }
+    return Graph(tuple(nodes), weights, attrs)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What a model computes. `chroma` has a Graph for each siting, or nothing: then the learned
+    filters do chroma alone. `blob_bytes`: of each weight.
+    """
+
+    luma: Graph
+    chroma: Mapping[str, Graph]
+    blob_bytes: Mapping[str, int]
+
+    @property
+    def scale(self) -> int:
+        return int(self.luma.attrs["scale"])
+
+    @property
+    def halo(self) -> int:
+        """Samples around a luma tile that its result depends on."""
+        return int(self.luma.attrs["halo"])
+
+    @property
+    def widest(self) -> int:
+        """Channels of the widest value of the luma network."""
+        return int(self.luma.attrs["widest"])
+
+    def guided(self, role: str) -> bool:
+        """Does the chroma network, which sees the luma, enlarge such a plane?"""
+        return bool(self.chroma) and role in ("half", "pairs")
+
+    def reach(self, role: str) -> int:
+        """Rows beyond a band, on each side, that the band's result depends on in such a plane."""
+        network = next(iter(self.chroma.values()), None)
+        halo = int(network.attrs["halo"]) if network else FILTER_REACH
+        if role == "y":
+            return max(self.halo, 2 * halo)
+        return halo if self.guided(role) else FILTER_REACH
 
 
 class VideoModel:
@@ -68,15 +156,15 @@ class VideoModel:
         """Raises:
         BadModel, UnsupportedModel: as `inspect`.
         """
-        self.info = _describe(file)
-        self.backend = backend
-        self.graph = build_graph(int(self.info["channels"]), int(self.info["blocks"]))
-        blobs: dict[str, Any] = {}
-        for name, weight in self.graph.weights.items():
-            blobs[name] = _floats(file, name, weight.shape[1])
-        for name in ("chroma.left", "chroma.centre", "chroma.plain"):
-            blobs[name] = _floats(file, name, 100)
-        self.blob_bytes = {name: int(blob.nbytes) for name, blob in blobs.items()}
+        self.info, shape, chroma = _describe(file)
+        self.file, self.backend = file, backend
+        luma = build_graph(shape)
+        guided = {s: build_graph(chroma, f"chroma.{s}.") for s in SITINGS} if chroma else {}
+        sizes = {f"chroma.{name}": 25 * shape.scale**2 for name in (*SITINGS, "plain")}
+        for graph in (luma, *guided.values()):
+            sizes |= {name: weight.shape[1] for name, weight in graph.weights.items()}
+        blobs = {name: _floats(file, name, count) for name, count in sizes.items()}
+        self.networks = Networks(luma, guided, {n: int(b.nbytes) for n, b in blobs.items()})
         self.weights = backend.weights(blobs)
         self.info["nbytes"] = self.weights.nbytes()
 
@@ -95,17 +183,8 @@ class VideoModel:
         return model
 
     @property
-    def halo(self) -> int:
-        """Samples around a tile that its result depends on: the network's radius."""
-        return int(self.graph.attrs["halo"])
-
-    @property
-    def channels(self) -> int:
-        return int(self.info["channels"])
-
-    @property
     def scale(self) -> int:
-        return int(self.info["scale"])
+        return self.networks.scale
 
     def close(self) -> None:
         self.weights.close()
@@ -118,32 +197,51 @@ def inspect(source: int | str) -> dict[str, Any]:
     Raises:
         BadModel, UnsupportedModel
     """
-    return _describe(Pvrm.open(source, verify=True))
+    return _describe(Pvrm.open(source, verify=True))[0]
 
 
-def _describe(file: Pvrm) -> dict[str, Any]:
+def _describe(file: Pvrm) -> tuple[dict[str, Any], Shape, Shape | None]:
+    """The description of a model for users, and the shapes of its luma and chroma networks."""
     m = file.metadata
     if m.get("kind") != "video" or m.get("arch") != "nsr":
         raise UnsupportedModel("The file is no video model of the nsr family.")
-    scale, channels, blocks = (m.get(k) for k in ("scale", "channels", "blocks"))
-    if not (isinstance(scale, int) and isinstance(channels, int) and isinstance(blocks, int)):
-        raise BadModel("The video model does not say its sizes.")
-    if scale != SCALE:
-        raise UnsupportedModel(f"The video model enlarges x{scale}; x{SCALE} is what pvrd runs.")
-    if not (8 <= channels <= MAX_CHANNELS and channels % 8 == 0 and 0 <= blocks <= MAX_BLOCKS):
-        raise UnsupportedModel(f"A network of {blocks} blocks of {channels} channels is not run.")
-    nbytes = sum(e.nbytes for e in file.entries.values())
-    return {
+    scale = m.get("scale")
+    if not isinstance(scale, int):
+        raise BadModel("The video model does not say its scale.")
+    if scale not in SCALES:
+        raise UnsupportedModel(f"The video model enlarges x{scale}; pvrd runs x2, x3 and x4.")
+    luma = _shape(m, 1, scale)
+    chroma = m.get("chroma")
+    if chroma is not None and not isinstance(chroma, dict):
+        raise BadModel("The video model's chroma network is not understood.")
+    info = {
         "kind": "video",
         "arch": "nsr",
         "name": str(m.get("name", "")),
         "scale": scale,
-        "channels": channels,
-        "blocks": blocks,
+        "channels": luma.channels,
+        "blocks": luma.blocks,
         "format": "f32",
         "licence": str(m.get("licence", "")),
-        "nbytes": nbytes,
+        "nbytes": sum(e.nbytes for e in file.entries.values()),
     }
+    return info, luma, _shape(chroma, CHROMA_INPUTS, scale) if chroma else None
+
+
+def _shape(m: Mapping[str, Any], inputs: int, scale: int) -> Shape:
+    channels, blocks, skips = m.get("channels"), m.get("blocks"), m.get("skips", [])
+    if not (isinstance(channels, int) and isinstance(blocks, int)):
+        raise BadModel("The video model does not say its sizes.")
+    if not (8 <= channels <= MAX_CHANNELS and channels % 8 == 0 and 0 <= blocks <= MAX_BLOCKS):
+        raise UnsupportedModel(f"A network of {blocks} blocks of {channels} channels is not run.")
+    try:
+        pairs = tuple((int(a), int(b)) for a, b in skips)
+    except (TypeError, ValueError):
+        raise BadModel("The video model's skips are not understood.") from None
+    inner = all(0 <= a < b <= blocks for a, b in pairs)  # the last convolution has other channels
+    if not inner or len({b for _, b in pairs}) < len(pairs):
+        raise BadModel("The video model's skips do not fit its convolutions.")
+    return Shape(inputs, channels, blocks, scale, pairs)
 
 
 def _floats(file: Pvrm, name: str, count: int) -> Any:
@@ -153,156 +251,3 @@ def _floats(file: Pvrm, name: str, count: int) -> Any:
     if not np.isfinite(blob.view("<f4")).all():
         raise BadModel(f"The video model's {name} has numbers that are not finite.")
     return blob
-
-
-def lower(
-    graph: Graph,
-    blob_bytes: dict[str, int],
-    device: DeviceInfo,
-    fmt: FrameFormat,
-    tiling: Tiling,
-    allow: Allow = allow_all,
-) -> Program:
-    """The Program for the bands of a format.
-
-    Raises:
-        InvalidArgument: a band does not fit the device's largest binding or grid.
-    """
-    return _Lowering(graph, blob_bytes, device, fmt, tiling, allow).program()
-
-
-class _Lowering:
-    def __init__(
-        self,
-        graph: Graph,
-        blob_bytes: dict[str, int],
-        device: DeviceInfo,
-        fmt: FrameFormat,
-        tiling: Tiling,
-        allow: Allow,
-    ) -> None:
-        self.allow = allow
-        self.graph, self.device, self.fmt, self.tiling = graph, device, fmt, tiling
-        self.blob_bytes = blob_bytes
-        self.buffers = {"params": Buffer("params", 4 * PARAM_WORDS, "params")}
-        self.channels = {"luma": 1}
-
-    def program(self) -> Program:
-        planes, wide = self.fmt.planes(), self.fmt.scaled(SCALE).planes()
-        self.in_words = [p.stride // 4 for p in planes]
-        self.out_words = [p.stride // 4 for p in wide]
-        for i, role in enumerate(self.fmt.roles):
-            rows, reach = band_rows(role, self.tiling)
-            self._buffer(f"in{i}", (rows + 2 * reach) * planes[i].stride, "input")
-            self._buffer(f"out{i}", SCALE * rows * wide[i].stride, "output")
-        luma = tuple(getattr(self, f"_{node.op}")(node) for node in self.graph.nodes)
-        chroma = tuple(
-            self._chroma_x2(i, role) for i, role in enumerate(self.fmt.roles) if role != "y"
-        )
-        sequences = {"luma": luma} | ({"chroma": chroma} if chroma else {})
-        program = Program(self.buffers, sequences, {"tiles": self.tiling.tiles})
-        program.check()
-        return program
-
-    def _buffer(self, name: str, nbytes: int, kind: Any) -> Binding:
-        if name not in self.buffers:
-            if nbytes > self.device.limits.max_storage_range:
-                raise InvalidArgument(
-                    f"A band of {nbytes >> 20} MiB does not fit the device's largest binding of"
-                    f" {self.device.limits.max_storage_range >> 20} MiB: ask for smaller tiles."
-                )
-            self.buffers[name] = Buffer(name, nbytes, kind)
-        return Binding(name)
-
-    def _weight(self, name: str) -> Binding:
-        return self._buffer(name, self.blob_bytes[name], "weight")
-
-    def _call(self, name: str, push: dict[str, Any], *bindings: Binding) -> Call:
-        contract = contract_of(name)
-        fmt = None
-        if name == "conv3x3":
-            fmt = "oc8" if push["cout"] % 8 == 0 else "oc4"
-        variant = choose(contract, self.device, fmt, self.allow)
-        most = self.device.limits.max_workgroup_count
-        groups = contract.groups({**push, "tokens": self.tiling.batch, "most": most}, variant)
-        if any(g > m for g, m in zip(groups, most, strict=True)):
-            raise InvalidArgument(
-                f"The operation {name} needs {groups} workgroups, the device has {most}."
-            )
-        return Call(name, variant.name, bindings, contract.pack(**push), groups)
-
-    def _luma_in(self, node: Node) -> Call:
-        t = self.tiling
-        out = self._buffer("luma", t.nbytes(1), "scratch")
-        push = {
-            "bits": self.fmt.depth,
-            "stride": self.in_words[0],
-            "tw": t.tw,
-            "th": t.th,
-            "halo": t.halo,
-            "xs": t.xs,
-            "y_tile": t.floats(1),
-            "scale": 1 / ((1 << self.fmt.depth) - 1),
-        }
-        return self._call("luma_in", push, Binding("in0"), out)
-
-    def _conv3x3(self, node: Node) -> Call:
-        t = self.tiling
-        source = node.inputs[0]
-        cin, cout = node.int("cin"), node.int("cout")
-        self.channels[node.output] = cout
-        done = int(node.name.removeprefix("conv")) + 1
-        # Two buffers by turns: a layer reads the one and writes the other.
-        x = Binding("luma") if source == "luma" else Binding(f"maps{done % 2}")
-        y = self._buffer(f"maps{(done + 1) % 2}", t.nbytes(self.tiling.channels), "scratch")
-        push = {
-            "cin": cin,
-            "cout": cout,
-            "rows": t.window_rows - 2 * done,
-            "xs": t.xs,
-            "x_tile": t.floats(1) if source == "luma" else t.floats(t.channels),
-            "y_tile": t.floats(t.channels),
-        }
-        self.last = y
-        return self._call("conv3x3", push, x, self._weight(node.weights[0]), y)
-
-    def _shuffle_out(self, node: Node) -> Call:
-        t = self.tiling
-        push = {
-            "bits": self.fmt.depth,
-            "stride": self.out_words[0],
-            "tw": t.tw,
-            "th": t.th,
-            "halo": t.halo,
-            "xs": t.xs,
-            "f_tile": t.floats(t.channels),
-            "luma_tile": t.floats(1),
-        }
-        base = self._weight("base")
-        return self._call("shuffle_out", push, self.last, Binding("luma"), base, Binding("out0"))
-
-    def _chroma_x2(self, i: int, role: str) -> Call:
-        rows, _ = band_rows(role, self.tiling)
-        if role == "alpha":
-            name = "chroma.plain"
-        elif role == "full":
-            name = "chroma.centre"
-        else:
-            name = f"chroma.{self.fmt.siting}"
-        push = {
-            "bits": self.fmt.depth,
-            "step": 2 if role == "pairs" else 1,
-            "stride": self.in_words[i],
-            "out_stride": self.out_words[i],
-            "rows": rows,
-            "words": self.out_words[i],
-        }
-        filters = self._weight(name)
-        return self._call("chroma_x2", push, Binding(f"in{i}"), filters, Binding(f"out{i}"))
-
-
-def band_rows(role: str, tiling: Tiling) -> tuple[int, int]:
-    """Rows of a band in a plane, and rows beyond them on each side that the filters read."""
-    if role == "y":
-        return tiling.th, tiling.halo
-    return (tiling.th // 2 if role in ("half", "pairs") else tiling.th), FILTER_REACH

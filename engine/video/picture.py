@@ -21,7 +21,7 @@ from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
 from engine.video import picture_files
 from engine.video.frames import Bytes, FrameFormat, samples
-from engine.video.network import SCALE, VideoModel
+from engine.video.network import VideoModel
 from engine.video.picture_files import Picture, PngWriter
 from engine.video.upscale import VideoPipeline
 
@@ -147,7 +147,7 @@ class PictureJob:
             InvalidArgument: no picture, too large, or settings that make no sense.
             OutOfMemory: with figures.
         """
-        scale = int(settings.get("scale", SCALE) or SCALE)
+        scale = int(settings.get("scale") or model.scale)
         if scale != model.scale:
             raise InvalidArgument(f"The model enlarges x{model.scale}, not x{scale}.")
         wanted = str(settings.get("format", "") or "").lower().replace("jpg", "jpeg")

@@ -26,31 +26,39 @@ def _cubic(x: float, a: float = -0.5) -> float:
     return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
 
 
-def bicubic_filters() -> F32:
-    """Bicubic x2 between sample centres as [4, 5, 5] filters; phase = 2 * row parity + column
-    parity.
+def bicubic_filters(scale: int = 2, siting: str = "centre") -> F32:
+    """Bicubic between sample centres as [scale^2, 5, 5] filters; phase = scale * row + column. Of
+    siting left the first of the samples across lies where the large one's does.
     """
-    line = np.array([[_cubic(t - 2 - o) for t in range(5)] for o in (-0.25, 0.25)])
-    return np.stack([np.outer(line[p // 2], line[p % 2]) for p in range(4)]).astype(np.float32)
+    down = [(p + 0.5) / scale - 0.5 for p in range(scale)]
+    left = [p / scale - (scale - 1) / (4 * scale) for p in range(scale)]
+    across = left if siting == "left" else down
+    rows = np.array([[_cubic(t - 2 - o) for t in range(5)] for o in down])
+    cols = np.array([[_cubic(t - 2 - o) for t in range(5)] for o in across])
+    filters: F32 = np.einsum("ai,bj->abij", rows, cols).reshape(-1, 5, 5).astype(np.float32)
+    return filters
 
 
-def enlarge(plane: Samples, y: int, x: int, rows: int, cols: int, bits: int) -> Samples:
-    """Rows and columns y.., x.. of a plane [height, width], bicubic x2: [2 rows, 2 cols]."""
+def enlarge(
+    plane: Samples, y: int, x: int, rows: int, cols: int, bits: int, scale: int = 2
+) -> Samples:
+    """Rows and columns y.., x.. of a plane [height, width], bicubic: [scale rows, scale cols]."""
     iy = video.clamped(y - 2, rows + 4, plane.shape[0])
     ix = video.clamped(x - 2, cols + 4, plane.shape[1])
     window = plane[iy[:, None], ix].astype(np.float32)
-    q = video.quantise(video.phases_x2(window, bicubic_filters()), bits)
-    return q.reshape(2, 2, rows, cols).transpose(2, 0, 3, 1).reshape(2 * rows, 2 * cols)
+    return video.shuffled(video.quantise(video.phases(window, bicubic_filters(scale)), bits), scale)
 
 
-def implausible(low: Samples, high: Samples, starts: npt.NDArray[np.int64], bits: int) -> list[int]:
+def implausible(
+    low: Samples, high: Samples, starts: npt.NDArray[np.int64], bits: int, scale: int = 2
+) -> list[int]:
     """Numbers of the tiles of a band whose result cannot be that of any network of ours.
 
-    low: the band [rows, width]; high: its result [2 rows, 2 width]; starts: first column of each
-    tile, multiples of STEP. A sparse grid of results is held against a bilinear estimate; the mean
-    difference, and its mean size, may be as large as some levels of 255 plus the mean steps to the
-    neighbours there. Black, scrambled, shifted and inverted tiles are far outside, noise and text
-    are not. NaN has become 0 before (kernels/shuffle_out).
+    low: the band [rows, width]; high: its result [scale rows, scale width]; starts: first column of
+    each tile, multiples of STEP. A sparse grid of results is held against a bilinear estimate; the
+    mean difference, and its mean size, may be as large as some levels of 255 plus the mean steps to
+    the neighbours there. Black, scrambled, shifted and inverted tiles are far outside, noise and
+    text are not. NaN has become 0 before (kernels/shuffle_out).
     """
     levels = 1.0 if bits == 8 else 1 / 257
     ys, xs = np.arange(0, low.shape[0], STEP), np.arange(0, low.shape[1], STEP)
@@ -60,8 +68,11 @@ def implausible(low: Samples, high: Samples, starts: npt.NDArray[np.int64], bits
         return low[iy[:, None], ix].astype(np.float32)
 
     mid, above, beside = near(0, 0), near(-1, 0), near(0, -1)
-    estimate = (9 * mid + 3 * above + 3 * beside + near(-1, -1)) / 16
-    error = high[2 * ys[:, None], 2 * xs].astype(np.float32) - estimate
+    # The first sample of a pixel lies so much nearer to the neighbours above and beside.
+    near_by = np.float32((scale - 1) / (2 * scale))
+    up = mid + near_by * (above - mid)
+    estimate = up + near_by * (beside + near_by * (near(-1, -1) - beside) - up)
+    error = high[scale * ys[:, None], scale * xs].astype(np.float32) - estimate
     steps = sum(np.abs(mid - n) for n in (above, beside, near(1, 0), near(0, 1)))
     counts = np.diff(np.append(starts // STEP, xs.size)) * ys.size
 

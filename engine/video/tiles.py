@@ -60,6 +60,11 @@ class Tiling:
     def window_rows(self) -> int:
         return self.th + 2 * self.halo
 
+    def halved(self, halo: int, channels: int) -> Tiling:
+        """The same cuts in chroma of half the size, for a network of its own."""
+        width, height = ceil_div(self.width, 2), ceil_div(self.height, 2)
+        return Tiling(width, height, halo, channels, self.tw // 2, self.th // 2, self.batch)
+
     def floats(self, channels: int) -> int:
         """From one tile to the next in a buffer of so many channels; a multiple of 64."""
         return ceil_div(self.window_rows * channels * self.xs, PAD) * PAD
@@ -75,10 +80,10 @@ def _even(total: int, most: int, multiple: int) -> int:
     return ceil_div(ceil_div(total, cuts), multiple) * multiple
 
 
-def _band_nbytes(t: Tiling, sample_bytes: int) -> int:
+def _band_nbytes(t: Tiling, sample_bytes: int, scale: int) -> int:
     """Bytes of the larger of a band's luma buffers: rows as they lie in frames, and enlarged."""
-    row, wide = (ceil_div(n * t.width * sample_bytes, 64) * 64 for n in (1, 2))
-    return max(t.window_rows * row, 2 * t.th * wide)
+    row, wide = (ceil_div(n * t.width * sample_bytes, 64) * 64 for n in (1, scale))
+    return max(t.window_rows * row, scale * t.th * wide)
 
 
 def plan(
@@ -89,30 +94,31 @@ def plan(
     device: DeviceInfo,
     tile: int = 0,
     sample_bytes: int = 2,
+    scale: int = 2,
 ) -> Tiling:
     """The cuts for a frame on a device. tile: the side to keep to, 0 for the device's own, or what
     its bindings and its grid can hold.
 
     Cuts are made equal, since a tile at the border costs as much as any other. tw is a multiple of
-    4 and th even, so that output words and rows of half-size chroma belong to one tile.
+    8 and th even, so that output words and rows, also of half-size chroma, belong to one tile.
     """
     limits = device.limits
     wide, high = CPU_TILE if device.kind == "cpu" else GPU_TILE
     if tile > 0:
         wide = high = tile
     while True:
-        tw, th = _even(width, wide, 4), _even(height, high, 2)
+        tw, th = _even(width, wide, 8), _even(height, high, 2)
         one = Tiling(width, height, halo, channels, tw, th, 1)
         rows_fit = (
-            _band_nbytes(one, sample_bytes) <= limits.max_storage_range
+            _band_nbytes(one, sample_bytes, scale) <= limits.max_storage_range
             and one.window_rows <= limits.max_workgroup_count[1]
         )
         if tile > 0 or (rows_fit and one.nbytes(channels) <= limits.max_storage_range):
             break
-        if high > 2 and (not rows_fit or high >= wide or wide <= 4):
+        if high > 2 and (not rows_fit or high >= wide or wide <= 8):
             high = max(2, min(high, th) // 2)
-        elif rows_fit and wide > 4:
-            wide = max(4, min(wide, tw) // 2)
+        elif rows_fit and wide > 8:
+            wide = max(8, min(wide, tw) // 2)
         else:
             break  # nothing is left to cut; lowering says what does not fit
     largest = min(SLICE_FLOATS, limits.max_storage_range // 4 - PAD)

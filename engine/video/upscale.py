@@ -19,7 +19,8 @@ from engine.lower import allowed
 from engine.record import recorded
 from engine.video import plain
 from engine.video.frames import Bytes, FrameFormat, samples
-from engine.video.network import SCALE, VideoModel, band_rows, lower
+from engine.video.lowering import band_rows, lower
+from engine.video.network import VideoModel
 from engine.video.tiles import plan
 from kernels import video
 from kernels.contract import PARAM_WORDS
@@ -71,7 +72,7 @@ class VideoPipeline:
         backend: Backend,
         model: VideoModel,
         fmt: FrameFormat,
-        scale: int = SCALE,
+        scale: int = 2,
         tile: int = 0,
         overlap: int = 0,
     ) -> None:
@@ -85,16 +86,17 @@ class VideoPipeline:
             raise InvalidArgument("Tile and overlap are sizes of 0 and up.")
         self.model, self.format, self.scale = model, fmt, scale
         self.out_format = fmt.scaled(scale)
-        sizes = (fmt.width, fmt.height, model.halo, model.channels)
-        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes)
-        self.overlap = model.halo
-        given = (model.graph, model.blob_bytes, backend.info, fmt, self.tiling)
+        networks = self._networks = model.networks
+        sizes = (fmt.width, fmt.height, networks.halo, networks.widest)
+        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes, scale)
+        self.overlap = networks.halo
+        given = (networks, backend.info, fmt, self.tiling)
         program, self._exe = recorded(
             backend, lambda: lower(*given, allowed(backend)), model.weights
         )
         self._in, self._out = fmt.planes(), self.out_format.planes()
         self._row_bytes = [p.width * fmt.sample_bytes for p in self._out]
-        self._chroma = "chroma" in program.sequences
+        self._planes_apart = "planes" in program.sequences
         self._words = np.zeros(PARAM_WORDS, np.uint32)
         self._source: Source | None = None
         self._sink: Sink | None = None
@@ -147,10 +149,10 @@ class VideoPipeline:
         self._words[video.N_TILES] = count
         self._words[video.COL0] = self._column
         self._exe.write("params", self._words)
-        if first and self._chroma:
-            self._exe.run("luma", "chroma")
+        if first and self._planes_apart:
+            self._exe.run("tiles", "planes")
         else:
-            self._exe.run("luma")
+            self._exe.run("tiles")
         self._column += count
         if self._column == t.columns:
             assert self._sink is not None
@@ -166,7 +168,7 @@ class VideoPipeline:
         """Of the band in a plane: its first row and the row after its last, the same of the rows it
         is computed from.
         """
-        rows, reach = band_rows(role, self.tiling)
+        rows, reach = band_rows(role, self.tiling), self._networks.reach(role)
         height = self.format.pixels(role)[1]
         begin = self._band * rows
         end = min(begin + rows, height)
@@ -191,7 +193,7 @@ class VideoPipeline:
         for i, role in enumerate(self.format.roles):
             begin, end, _, _ = self._span(role)
             plane = self._out[i]
-            first, last = SCALE * begin, min(SCALE * end, plane.height)
+            first, last = self.scale * begin, min(self.scale * end, plane.height)
             rows = self._exe.read(f"out{i}", (last - first) * plane.stride)
             rows = rows.reshape(last - first, plane.stride)
             if role == "y":
@@ -200,23 +202,23 @@ class VideoPipeline:
 
     def _checked(self, source: Source, begin: int, end: int, rows: Bytes) -> Bytes:
         """The band's luma with implausible tiles done anew by plain interpolation."""
-        t, bits, width = self.tiling, self.format.depth, self.format.width
+        t, bits, width, scale = self.tiling, self.format.depth, self.format.width, self.scale
         self.tiles += t.columns
         low = samples(source.rows(0, begin, end), width, bits)
         starts = np.arange(t.columns) * t.tw
-        bad = plain.implausible(low, samples(rows, SCALE * width, bits), starts, bits)
+        bad = plain.implausible(low, samples(rows, scale * width, bits), starts, bits, scale)
         if not bad:
             return rows
         self.tiles_fallback += len(bad)
         top, bottom = max(0, begin - 2), min(self.format.height, end + 2)
         around = samples(source.rows(0, top, bottom), width, bits)
         rows = rows.copy()
-        out = samples(rows, SCALE * width, bits)
+        out = samples(rows, scale * width, bits)
         for column in bad:
             x = column * t.tw
             cols = min(t.tw, width - x)
-            tile = plain.enlarge(around, begin - top, x, end - begin, cols, bits)
-            out[:, SCALE * x : SCALE * (x + cols)] = tile
+            tile = plain.enlarge(around, begin - top, x, end - begin, cols, bits, scale)
+            out[:, scale * x : scale * (x + cols)] = tile
         return rows
 
     def close(self) -> None:

@@ -32,43 +32,12 @@ static void gather(const plane *g, float *out, const void *line, int c, int x0, 
     for (int i = count; i < ROOM; i++) out[i] = 0.0f;
 }
 
-/* Both phases of n pixels from x0 on to an output line that has room for so many samples. */
-static void scatter(const plane *g, void *line, const float *even, const float *odd, int c, int x0,
-                    int n, int room) {
-    const int step = g->step, at = 2 * x0 * step + c;
-    /* The last pixel may be one more than the line has room for, by half or as a whole. */
-    int whole = n;
-    while (whole > 0 && at + (2 * whole - 1) * step >= room) whole--;
-    if (g->bits == 8) {
-        uint8_t *d = (uint8_t *)line + at;
-        if (step == 1)
-            for (int x = 0; x < whole; x++) {
-                d[2 * x] = (uint8_t)pvr_quantise(even[x], 255.0f);
-                d[2 * x + 1] = (uint8_t)pvr_quantise(odd[x], 255.0f);
-            }
-        else
-            for (int x = 0; x < whole; x++) {
-                d[4 * x] = (uint8_t)pvr_quantise(even[x], 255.0f);
-                d[4 * x + 2] = (uint8_t)pvr_quantise(odd[x], 255.0f);
-            }
-        if (whole < n && at + 2 * whole * step < room)
-            d[2 * whole * step] = (uint8_t)pvr_quantise(even[whole], 255.0f);
-    } else {
-        uint16_t *d = (uint16_t *)line + at;
-        for (int x = 0; x < whole; x++) {
-            d[2 * x * step] = (uint16_t)pvr_quantise(even[x], 65535.0f);
-            d[(2 * x + 1) * step] = (uint16_t)pvr_quantise(odd[x], 65535.0f);
-        }
-        if (whole < n && at + 2 * whole * step < room)
-            d[2 * whole * step] = (uint16_t)pvr_quantise(even[whole], 65535.0f);
-    }
-}
-
-PVR_OP(chroma_x2) {
+PVR_OP(filter_out) {
     const uint32_t *p = call->buf[0], *k = call->push;
     const plane g = {(int)k[0], (int)k[1], (int)p[PVR_C_WIDTH]};
-    const size_t stride = k[2], out_stride = k[3];
-    const int room = (int)out_stride * (g.bits == 8 ? 4 : 2);
+    const int scale = (int)k[2];
+    const size_t stride = k[3], out_stride = k[4];
+    const size_t room = out_stride * (g.bits == 8 ? 4 : 2);
     const int last_y = (int)p[PVR_C_HEIGHT] - 1;
     const float *filters = call->buf[2];
     size_t begin, end;
@@ -80,22 +49,25 @@ PVR_OP(chroma_x2) {
             const size_t src_row = (size_t)(fy - (int)p[PVR_C_SRC_Y]);
             lines[t] = (const uint32_t *)call->buf[1] + src_row * stride;
         }
-        uint32_t *dst = (uint32_t *)call->buf[3] + 2 * row * out_stride;
+        uint32_t *dst = (uint32_t *)call->buf[3] + (size_t)scale * row * out_stride;
         for (int x0 = 0; x0 < g.width; x0 += CHUNK) {
             const int n = g.width - x0 < CHUNK ? g.width - x0 : CHUNK;
             for (int c = 0; c < g.step; c++) {
                 float in[5][ROOM], out[4][CHUNK];
                 for (int t = 0; t < 5; t++) gather(&g, in[t], lines[t], c, x0, n);
-                for (int x = 0; x < n; x += VL) {
-                    vf acc[4] = {{0}};
-                    for (int t = 0; t < 25; t++) {
-                        const vf s = *(const vf *)(in[t / 5] + x + t % 5);
-                        for (int q = 0; q < 4; q++) acc[q] += s * filters[25 * q + t];
+                for (int a = 0; a < scale; a++) {
+                    const float *f = filters + 25 * scale * a;
+                    for (int x = 0; x < n; x += VL) {
+                        vf acc[4] = {{0}};
+                        for (int t = 0; t < 25; t++) {
+                            const vf s = *(const vf *)(in[t / 5] + x + t % 5);
+                            for (int q = 0; q < scale; q++) acc[q] += s * f[25 * q + t];
+                        }
+                        for (int q = 0; q < scale; q++) *(vf *)(out[q] + x) = acc[q];
                     }
-                    for (int q = 0; q < 4; q++) *(vf *)(out[q] + x) = acc[q];
+                    pvr_scatter(g.bits, scale, g.step, dst + (size_t)a * out_stride, c,
+                                (size_t)x0, (size_t)n, out[0], CHUNK, room);
                 }
-                scatter(&g, dst, out[0], out[1], c, x0, n, room);
-                scatter(&g, dst + out_stride, out[2], out[3], c, x0, n, room);
             }
         }
     }

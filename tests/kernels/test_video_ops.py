@@ -48,9 +48,10 @@ def check_samples(
     arrays: dict[str, Array],
     given: list[int],
     width: int,
+    variant: str = "base",
 ) -> None:
     """The first `width` samples of each row of dst are the reference's; the rest is nobody's."""
-    got = runner.run(op, "base", push, arrays, given, 2)["dst"]
+    got = runner.run(op, variant, push, arrays, given, 2)["dst"]
     want = reference(op, push, arrays, given, 2)["dst"]
     dtype = np.uint8 if push["bits"] == 8 else np.uint16
     np.testing.assert_array_equal(got.view(dtype)[:, :width], want.view(dtype)[:, :width])
@@ -115,67 +116,140 @@ def test_conv3x3_wide_layers_in_any_variant(check_op: Check) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("scale", [2, 3, 4])
 @pytest.mark.parametrize(
     ("width", "height", "halo", "column"), [(1, 1, 6, 0), (23, 9, 6, 0), (40, 6, 7, 1)]
 )
 def test_shuffle_out(
-    runner: Runner, bits: int, width: int, height: int, halo: int, column: int
+    runner: Runner, bits: int, scale: int, width: int, height: int, halo: int, column: int
 ) -> None:
     tw, th, xs, tiles = 20, 4, 48, 2
-    f_tile, luma_tile = th * 4 * xs + 64, (th + 2 * halo) * xs + 64
+    maps = -(-scale * scale // 4) * 4
+    f_tile, x_tile = th * maps * xs + 64, (th + 2 * halo) * xs + 64
     band = height // 2 // 2 * 2
-    stride = -(-2 * width * bits // 8 // 64) * 16
-    luma = np.abs(dyadic(6, 2 * luma_tile + PAD, 256, 1 / 256))
+    stride = -(-scale * width * bits // 8 // 64) * 16
     f = dyadic(7, 2 * f_tile + PAD, 64, 1 / 256)
     f[5] = np.nan  # becomes 0 on every device
     push = {
-        "bits": bits,
-        "stride": stride,
-        "tw": tw,
-        "th": th,
-        "halo": halo,
-        "xs": xs,
-        "f_tile": f_tile,
-        "luma_tile": luma_tile,
-    }
+        "bits": bits, "scale": scale, "step": 1, "component": 0, "plane": video.WIDTH,
+        "stride": stride, "tw": tw, "th": th, "halo": halo, "xs": xs, "x_row": xs,
+        "f_tile": f_tile, "x_tile": x_tile,
+    }  # fmt: skip
     arrays = {
         "f": f,
-        "luma": luma,
-        "base": dyadic(8, 100, 4, 1 / 8),
-        "dst": np.zeros((2 * th, stride), np.uint32),
+        "x": np.abs(dyadic(6, 2 * x_tile + PAD, 256, 1 / 256)),
+        "base": dyadic(8, 25 * scale**2, 4, 1 / 8),
+        "dst": np.zeros((scale * th, stride), np.uint32),
     }
     given = params(N_TILES=tiles, WIDTH=width, HEIGHT=height, BAND_Y=band, COL0=column)
-    check_samples(runner, "shuffle_out", push, arrays, given, 2 * width)
+    check_samples(runner, "shuffle_out", push, arrays, given, scale * width, f"x{scale}")
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("component", [0, 1])
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_shuffle_out_of_chroma_by_turns(
+    runner: Runner, bits: int, scale: int, component: int
+) -> None:
+    """A chroma plane of pairs, from a network with five inputs; the row has no room for the last
+    pixel's last samples.
+    """
+    width, height, tw, th, halo, xs = 11, 5, 8, 2, 2, 16
+    maps = -(-scale * scale // 4) * 4
+    f_tile, x_row = th * maps * xs, 5 * xs
+    x_tile = (th + 2 * halo) * x_row
+    stride = (2 * scale * width - 2) * bits // 8 // 4
+    push = {
+        "bits": bits, "scale": scale, "step": 2, "component": component, "plane": video.C_WIDTH,
+        "stride": stride, "tw": tw, "th": th, "halo": halo, "xs": xs, "x_row": x_row,
+        "f_tile": f_tile, "x_tile": x_tile,
+    }  # fmt: skip
+    before = words(11, scale * th, stride)
+    dtype = np.uint8 if bits == 8 else np.uint16
+    before.view(dtype)[:, component::2] = 0  # what the first component leaves for the second
+    arrays = {
+        "f": dyadic(7, 2 * f_tile + PAD, 64, 1 / 256),
+        "x": np.abs(dyadic(6, 2 * x_tile + PAD, 256, 1 / 256)),
+        "base": dyadic(8, 25 * scale**2, 4, 1 / 8),
+        "dst": before,
+    }
+    given = params(N_TILES=2, C_WIDTH=width, C_HEIGHT=height, C_BAND_Y=2)
+    got = runner.run("shuffle_out", f"x{scale}", push, arrays, given, 2)["dst"].view(dtype)
+    want = reference("shuffle_out", push, arrays, given, 2)["dst"].view(dtype)
+    np.testing.assert_array_equal(got[:, component::2], want[:, component::2])
+    if component:
+        np.testing.assert_array_equal(got[:, 0::2], before.view(dtype)[:, 0::2])
 
 
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(
+    ("width", "height", "band", "column"), [(1, 1, 0, 0), (37, 12, 4, 1), (22, 9, 8, 0)]
+)
+def test_chroma_in(
+    check_op: Check, bits: int, step: int, width: int, height: int, band: int, column: int
+) -> None:
+    tw, th, halo, xs, tiles = 8, 2, 3, 16, 2
+    half, high = (width + 1) // 2, (height + 1) // 2
+    c_band = band // 2
+    c_low, c_end = max(0, c_band - halo), min(high, c_band + th + halo)
+    low, end = max(0, band - 2 * halo), min(height, band + 2 * (th + halo))
+    stride, luma_stride = (-(-n * bits // 8 // 64) * 16 for n in (half * step, width))
+    y_tile = (th + 2 * halo) * 5 * xs + 64
+    push = {
+        "bits": bits, "step": step, "component": step - 1, "stride": stride,
+        "luma_stride": luma_stride, "tw": tw, "th": th, "halo": halo, "xs": xs, "y_tile": y_tile,
+        "scale": 1 / 256,
+    }  # fmt: skip
+    given = params(
+        N_TILES=tiles, COL0=column, WIDTH=width, HEIGHT=height, SRC_Y=low,
+        C_WIDTH=half, C_HEIGHT=high, C_BAND_Y=c_band, C_SRC_Y=c_low,
+    )  # fmt: skip
+    arrays = {
+        "src": words(1, c_end - c_low, stride),
+        "luma": words(2, end - low, luma_stride),
+        "y": np.full(3 * y_tile, np.nan, np.float32),
+    }
+    got = check_op("chroma_in", "base", push, arrays, given, tokens=3)
+    assert np.isnan(got["y"][2 * y_tile :]).all()  # a tile that the slice does not have
+
+
+@pytest.mark.parametrize(("channels", "rows", "offset", "xs"), [(8, 3, 1, 16), (16, 5, 7, 48)])
+def test_skip_add(check_op: Check, channels: int, rows: int, offset: int, xs: int) -> None:
+    tile = (rows + 2 * offset) * channels * xs + 64
+    push = {"channels": channels, "rows": rows, "offset": offset, "xs": xs, "tile": tile}
+    arrays = {
+        "kept": dyadic(12, 2 * tile, 64, 1 / 16),
+        "slope": dyadic(13, channels, 8, 1 / 8),
+        "y": dyadic(14, 2 * tile, 64, 1 / 16),
+    }
+    check_op("skip_add", "base", push, arrays, params(N_TILES=2), 3, (0, 0))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("scale", [2, 3, 4])
 @pytest.mark.parametrize(("width", "height", "band"), [(1, 1, 0), (32, 7, 4), (301, 3, 0)])
-def test_chroma_x2(
-    runner: Runner, bits: int, step: int, width: int, height: int, band: int
+def test_filter_out(
+    runner: Runner, bits: int, step: int, scale: int, width: int, height: int, band: int
 ) -> None:
     low, rows = max(0, band - 2), min(4, height - band)
     high = min(height, band + rows + 2)
     stride = -(-width * step * bits // 8 // 64) * 16
-    out_stride = -(-(2 * width - 1) * step * bits // 8 // 64) * 16
+    out_stride = -(-(scale * width - 1) * step * bits // 8 // 64) * 16
     push = {
-        "bits": bits,
-        "step": step,
-        "stride": stride,
-        "out_stride": out_stride,
-        "rows": 4,
-        "words": out_stride,
-    }
-    filters = np.abs(dyadic(9, 100, 8, 1 / 64))
+        "bits": bits, "step": step, "scale": scale, "stride": stride, "out_stride": out_stride,
+        "rows": 4, "words": out_stride,
+    }  # fmt: skip
     arrays = {
         "src": words(10, high - low, stride),
-        "filters": filters,
-        "dst": np.zeros((8, out_stride), np.uint32),
+        "filters": np.abs(dyadic(9, 25 * scale**2, 8, 1 / 64)),
+        "dst": np.zeros((4 * scale, out_stride), np.uint32),
     }
     given = params(
         N_TILES=1, C_WIDTH=width, C_HEIGHT=height, C_BAND_Y=band, C_SRC_Y=low, C_ROWS=rows
     )
-    check_samples(runner, "chroma_x2", push, arrays, given, (2 * width - 1) * step)
+    check_samples(runner, "filter_out", push, arrays, given, (scale * width - 1) * step)
 
 
 def test_values_are_rounded_half_up_and_held() -> None:

@@ -171,7 +171,7 @@ def test_vulkan_video_passes(fmt: FrameFormat) -> None:
                 pass
         assert backend.counters()["checks"] >= 8
         assert {n.split(".")[0] for n in pipeline._exe.passed} == {
-            "luma_in", "conv3x3", "shuffle_out", "chroma_x2"
+            "luma_in", "conv3x3", "shuffle_out", "filter_out"
         }  # fmt: skip
         pipeline.close()
     finally:

@@ -15,7 +15,8 @@ from engine.backends.base import Backend
 from engine.backends.null import NullBackend
 from engine.errors import BadModel, InvalidArgument, UnsupportedModel
 from engine.video.frames import FrameFormat
-from engine.video.network import VideoModel, build_graph, inspect, lower
+from engine.video.lowering import lower
+from engine.video.network import Networks, Shape, VideoModel, build_graph, inspect
 from engine.video.tiles import Tiling, plan
 from tests.engine.video.conftest import FAST, MODELS
 
@@ -44,7 +45,7 @@ def test_load_by_descriptor(cpu_backend: Backend) -> None:
     os.fstat(fd)  # still the caller's
     os.close(fd)
     assert seen[-1] == 1.0
-    assert model.halo == 6
+    assert model.networks.halo == 6
     assert model.info["nbytes"] == model.weights.nbytes() > 10000
     model.close()
 
@@ -54,7 +55,12 @@ def test_load_by_descriptor(cpu_backend: Backend) -> None:
     [
         ({"kind": "text"}, UnsupportedModel),
         ({"arch": "other"}, UnsupportedModel),
-        ({"scale": 3}, UnsupportedModel),
+        ({"scale": 5}, UnsupportedModel),
+        ({"scale": 3}, BadModel),  # other sizes of the last blobs
+        ({"skips": [[2, 1]]}, BadModel),
+        ({"skips": [[0, 5]]}, BadModel),  # the last convolution has other channels
+        ({"skips": [[0, 3]]}, BadModel),  # the slopes are missing
+        ({"chroma": {"channels": 8, "blocks": 0}}, BadModel),
         ({"channels": 12}, UnsupportedModel),
         ({"channels": "8"}, BadModel),
         ({"blocks": 5}, BadModel),  # a blob is missing, and conv5 has another size
@@ -86,11 +92,11 @@ def test_program_keeps_to_the_baseline(model: VideoModel) -> None:
     device = NullBackend().info
     fmt = FrameFormat(7680, 4320, "i444", 16)
     tiling = plan(7680, 4320, 6, 8, device)
-    program = lower(model.graph, model.blob_bytes, device, fmt, tiling)
-    assert [c.op for c in program.sequences["chroma"]] == ["chroma_x2"] * 2
-    ops = [c.op for c in program.sequences["luma"]]
+    program = lower(model.networks, device, fmt, tiling)
+    assert [c.op for c in program.sequences["planes"]] == ["filter_out"] * 2
+    ops = [c.op for c in program.sequences["tiles"]]
     assert ops == ["luma_in", *["conv3x3"] * 6, "shuffle_out"]
-    for call in program.sequences["luma"] + program.sequences["chroma"]:
+    for call in program.sequences["tiles"] + program.sequences["planes"]:
         assert len(call.bindings) <= 4
         assert len(call.push) <= 128
         read, written = call.bindings[0], call.bindings[-1]
@@ -99,8 +105,9 @@ def test_program_keeps_to_the_baseline(model: VideoModel) -> None:
 
 
 def test_band_that_fits_no_binding() -> None:
-    graph = build_graph(8, 4)
+    graph = build_graph(Shape(1, 8, 4, 2))
     sizes = {name: 4 * w.shape[1] for name, w in graph.weights.items()}
     tiling = Tiling(16384, 16384, 6, 8, 16384, 16384, 1)
+    fmt = FrameFormat(16384, 16384, "gray")
     with pytest.raises(InvalidArgument, match="smaller tiles"):
-        lower(graph, sizes, NullBackend().info, FrameFormat(16384, 16384, "gray"), tiling)
+        lower(Networks(graph, {}, sizes), NullBackend().info, fmt, tiling)
