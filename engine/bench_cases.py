@@ -78,7 +78,9 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "luma_in": _luma_in,
         "conv3x3": _conv3x3,
         "shuffle_out": _shuffle_out,
-        "chroma_x2": _chroma_x2,
+        "filter_out": _filter_out,
+        "chroma_in": _chroma_in,
+        "skip_add": _skip_add,
         **bench_cases_maps.MAKERS,
     }
     for name, make in makers.items():
@@ -308,23 +310,49 @@ def _conv3x3(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
 
 
 def _shuffle_out(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
-    push = {**_FRAME, "stride": 2 * TILE // 4, "f_tile": _MAPS, "luma_tile": _LUMA}
-    sizes = {"f": 4 * _MAPS + 256, "luma": 4 * _LUMA + 256, "base": 400, "dst": 4 * TILE * TILE}
-    data: dict[str, Array] = {
-        "f": _FLOATS / 64,
-        "luma": np.abs(_FLOATS) / 8,
-        "base": _FLOATS[:100] / 25,
-    }
-    moved, count = TILE * TILE * (4 * 4 + 4 + 4), TILE * TILE * 4 * 52
-    yield Case(op, v, shown, f"{TILE}x{TILE}", push, _ONE, 1, sizes, moved, count, data)
+    for scale in (2, 3, 4) if shown == "c" else (int(v.name.removeprefix("x")),):
+        samples = scale * scale * TILE * TILE
+        push = {**_FRAME, "scale": scale, "step": 1, "component": 0, "plane": video.WIDTH}
+        push |= {"stride": scale * TILE // 4, "x_row": _XS, "f_tile": _MAPS, "x_tile": _LUMA}
+        sizes = {"f": 4 * _MAPS + 256, "x": 4 * _LUMA + 256, "base": 1600, "dst": samples}
+        data: dict[str, Array] = {
+            "f": _FLOATS / 64,
+            "x": np.abs(_FLOATS) / 8,
+            "base": _FLOATS[:400] / 25,
+        }
+        moved, count = 5 * samples + 4 * TILE * TILE, 52 * samples
+        shape = f"{TILE}x{TILE} x{scale}"
+        yield Case(op, v, shown, shape, push, _ONE, 1, sizes, moved, count, data)
 
 
-def _chroma_x2(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+_HALF = {"C_WIDTH": TILE // 2, "C_HEIGHT": TILE // 2, "C_ROWS": TILE // 2}
+
+
+def _filter_out(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     side, words = TILE // 2, TILE // 4
-    push = {"bits": 8, "step": 1, "stride": side // 4, "out_stride": words}
+    push = {"bits": 8, "step": 1, "scale": 2, "stride": side // 4, "out_stride": words}
     push |= {"rows": side, "words": words}
     sizes = {"src": side * side, "filters": 400, "dst": TILE * TILE}
     data = {"filters": _FLOATS[:100] / 25}
-    params = _words(C_WIDTH=side, C_HEIGHT=side, C_ROWS=side)
     moved, count = side * side * 5, side * side * 4 * 50
-    yield Case(op, v, shown, f"{side}x{side}", push, params, 1, sizes, moved, count, data)
+    shape, params = f"{side}x{side}", _words(**_HALF)
+    yield Case(op, v, shown, shape, push, params, 1, sizes, moved, count, data)
+
+
+def _chroma_in(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    side, words = TILE // 2, TILE // 4
+    push = {"bits": 8, "step": 1, "component": 0, "stride": side // 4, "luma_stride": words}
+    push |= {"tw": side, "th": side, "halo": 0, "xs": side, "y_tile": 5 * side * side}
+    push |= {"scale": 1 / 255}
+    sizes = {"src": side * side, "luma": TILE * TILE, "y": 20 * side * side}
+    params = _words(N_TILES=1, WIDTH=TILE, HEIGHT=TILE, **_HALF)
+    moved, count = sum(sizes.values()), 5 * side * side
+    yield Case(op, v, shown, f"{side}x{side}", push, params, 1, sizes, moved, count)
+
+
+def _skip_add(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    push = {"channels": CHANNELS, "rows": TILE, "offset": 2, "xs": _XS, "tile": _MAPS}
+    sizes = {"kept": 4 * _MAPS + 256, "slope": 4 * CHANNELS, "y": 4 * _MAPS + 256}
+    data: dict[str, Array] = {"kept": _FLOATS, "slope": _FLOATS, "y": _FLOATS}
+    moved, count = 12 * CHANNELS * TILE * _XS, 3 * CHANNELS * TILE * _XS
+    yield Case(op, v, shown, f"{TILE}x{TILE}", push, _ONE, 1, sizes, moved, count, data)

@@ -260,26 +260,51 @@ def _image(push: Push, stride: int, bits: int) -> Callable[[Array], Array]:
     return look
 
 
+def _chroma_in(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    t = _tile(params, rng)
+    size = 4 * 5 * (push["th"] + 2 * push["halo"]) * push["xs"]
+    takes = {name: [(0, sizes[name])] for name in ("src", "luma")}
+    takes["y"] = [(4 * t * push["y_tile"], size)]
+    return Piece(params, push, takes, {"y": floats})
+
+
+def _skip_add(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    t = int(rng.integers(max(1, int(params[video.N_TILES]))))
+    row, offset = int(push["channels"]) * int(push["xs"]), int(push["offset"])
+    first = int(rng.integers(-(-int(push["rows"]) // LINES))) * LINES
+    lines = min(LINES, push["rows"] - first)
+    params[video.N_TILES] = 1
+    at = t * push["tile"] + first * row
+    kept = (4 * (at + offset * row + offset), 4 * lines * row)
+    takes = {"kept": [kept], "slope": [(0, sizes["slope"])], "y": [(4 * at, 4 * lines * row)]}
+    # What is taken of `kept` begins where the sum's first row does.
+    return Piece(params, {**push, "rows": lines, "offset": 0}, takes, {"y": floats})
+
+
 def _shuffle_out(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
     t = _tile(params, rng)
-    th, halo, xs, tw = (int(push[k]) for k in ("th", "halo", "xs", "tw"))
-    p = [int(v) for v in params]
-    x0 = 2 * p[video.COL0] * tw
-    x1 = min(x0 + 2 * tw, 2 * p[video.WIDTH])
-    rows = max(0, 2 * min(th, p[video.HEIGHT] - p[video.BAND_Y]))
+    th, halo, xs, tw, scale = (int(push[k]) for k in ("th", "halo", "xs", "tw", "scale"))
+    width, height, band_y = (int(v) for v in params[push["plane"] : push["plane"] + 3])
+    x0 = scale * int(params[video.COL0]) * tw
+    x1 = min(x0 + scale * tw, scale * width)
+    rows = max(0, scale * min(th, height - band_y))
     image = _image(push, push["stride"], push["bits"])
+    step, component = push["step"], push["component"]
+    channels = -(-scale * scale // 4) * 4
     takes = {
-        "f": [(4 * t * push["f_tile"], 16 * th * xs)],
-        "luma": [(4 * t * push["luma_tile"], 4 * (th + 2 * halo) * xs)],
+        "f": [(4 * t * push["f_tile"], 4 * channels * th * xs)],
+        "x": [(4 * t * push["x_tile"], 4 * (th + 2 * halo) * push["x_row"])],
         "base": [(0, sizes["base"])],
         "dst": [(0, sizes["dst"])],
     }
-    return Piece(params, push, takes, {"dst": lambda array: image(array)[:rows, x0:x1]})
+    own = slice(step * x0 + component, step * x1, step)
+    return Piece(params, push, takes, {"dst": lambda array: image(array)[:rows, own]})
 
 
-def _chroma_x2(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
-    p = [int(v) for v in params]
-    rows, cols = 2 * p[video.C_ROWS], 2 * p[video.C_WIDTH] * push["step"]
+def _filter_out(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    scale = int(push["scale"])
+    rows = scale * int(params[video.C_ROWS])
+    cols = scale * int(params[video.C_WIDTH]) * push["step"]
     image = _image(push, push["out_stride"], push["bits"])
     takes = {name: [(0, n)] for name, n in sizes.items()}
     return Piece(params, push, takes, {"dst": lambda array: image(array)[:rows, :cols]})
@@ -298,7 +323,9 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "conv3x3": _conv3x3,
     "luma_in": _luma_in,
     "shuffle_out": _shuffle_out,
-    "chroma_x2": _chroma_x2,
+    "filter_out": _filter_out,
+    "chroma_in": _chroma_in,
+    "skip_add": _skip_add,
 }
     "add_bias": _add_bias,
     "head_norm": _head_norm,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import video, weights
-from kernels.contract import FORMATS, PARAM_WORDS
+from kernels.contract import FORMATS, PARAM_WORDS, ceil_div
 
 Array = npt.NDArray[Any]
 
@@ -175,17 +175,33 @@ def _video(rng: np.random.Generator) -> Iterator[Sample]:
     src = rng.integers(0, 256, (height, 64), dtype=np.uint8)
     arrays = {"src": src, "y": _nan(2, y_tile)}
     yield Sample("luma_in", "base", push, arrays, tiles, 2)
-    f_tile = th * 4 * xs
-    push = {**frame, "stride": 20, "f_tile": f_tile, "luma_tile": y_tile}
     luma = rng.random(2 * y_tile + 64, np.float32)
-    filters = rng.random(100, np.float32) / 25
+    filters = rng.random(400, np.float32) / 25
+    frame |= {"plane": video.WIDTH, "x_row": xs, "x_tile": y_tile, "step": 1, "component": 0}
+    for scale in (2, 3, 4):
+        f_tile, stride = th * ceil_div(scale * scale, 4) * 4 * xs, ceil_div(scale * width, 4)
+        push = {**frame, "scale": scale, "stride": stride, "f_tile": f_tile}
+        dst = np.zeros((scale * th, 4 * stride), np.uint8)
+        f = _normal(rng, 2 * f_tile + 64) / 16
+        arrays = {"f": f, "x": luma, "base": filters, "dst": dst}
+        yield Sample("shuffle_out", f"x{scale}", push, arrays, tiles, 2)
+    push = {"bits": 8, "step": 1, "scale": 2, "stride": 16, "out_stride": 20}
+    push |= {"rows": 4, "words": 20}
     dst = np.zeros((2 * th, 2 * width), np.uint8)
-    arrays = {"f": _normal(rng, 2 * f_tile + 64) / 16, "luma": luma, "base": filters, "dst": dst}
-    yield Sample("shuffle_out", "base", push, arrays, tiles, 2)
-    push = {"bits": 8, "step": 1, "stride": 16, "out_stride": 20, "rows": 4, "words": 20}
     arrays = {"src": src, "filters": filters, "dst": dst}
-    chroma = _params(C_WIDTH=width, C_HEIGHT=height, C_ROWS=4)
-    yield Sample("chroma_x2", "base", push, arrays, chroma, 1)
+    chroma = {"C_WIDTH": width // 2, "C_HEIGHT": height // 2 + 1}
+    given = _params(C_WIDTH=width, C_HEIGHT=height, C_ROWS=4)
+    yield Sample("filter_out", "base", push, arrays, given, 1)
+    push = {"bits": 8, "step": 1, "component": 0, "stride": 16, "luma_stride": 16, "tw": 12}
+    push |= {"th": 2, "halo": 2, "xs": 16, "y_tile": 6 * 5 * 16, "scale": 1 / 255}
+    arrays = {"src": src, "luma": src, "y": _nan(2, 6 * 5 * 16)}
+    given = _params(N_TILES=2, WIDTH=width, HEIGHT=height, **chroma)
+    yield Sample("chroma_in", "base", push, arrays, given, 2)
+    rows, offset = 3, 2
+    tile = (rows + 2 * offset) * 8 * 16
+    push = {"channels": 8, "rows": rows, "offset": offset, "xs": 16, "tile": tile}
+    arrays = {"kept": _normal(rng, 2 * tile), "slope": _normal(rng, 8), "y": _normal(rng, 2, tile)}
+    yield Sample("skip_add", "base", push, arrays, _params(N_TILES=2), 2)
 
 
 def _params(**words: int) -> tuple[int, ...]:
