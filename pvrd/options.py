@@ -14,7 +14,9 @@ from pvrd.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Option:
-    """A key: kind is bool, int, float, str or strs; default None means that it may be absent."""
+    """A key: kind is bool, int, float, str, strs or numbers (a dictionary from whole numbers to
+    numbers); default None means that it may be absent.
+    """
 
     kind: str
     default: Any = None
@@ -44,6 +46,18 @@ TEXT_JOB: Mapping[str, Option] = {
     "seed": Option("int", high=(1 << 64) - 1),
     "stop": Option("strs", (), high=8),
     "top5": Option("bool", False),
+    "logprobs": Option("int", 0, high=20),
+    "repeat_penalty": Option("float", 1.0, low=0.01, high=100),
+    "repeat_last_n": Option("int", 64, high=1 << 20),
+    "frequency_penalty": Option("float", 0.0, low=-100, high=100),
+    "presence_penalty": Option("float", 0.0, low=-100, high=100),
+    "dry_multiplier": Option("float", 0.0, high=100),
+    "dry_base": Option("float", 1.75, low=1, high=10),
+    "dry_allowed_length": Option("int", 2, low=1, high=1024),
+    "mirostat": Option("int", 0, high=2),
+    "mirostat_tau": Option("float", 5.0, high=100),
+    "mirostat_eta": Option("float", 0.1, high=1),
+    "logit_bias": Option("numbers", {}, low=-1000, high=1000, length=1024),
 }
 
 VIDEO_SESSION: Mapping[str, Option] = {
@@ -114,6 +128,8 @@ def _value(key: str, value: Any, option: Option) -> Any:
         return value if option.kind == "int" else float(value)
     if option.kind == "strs":
         return _strings(key, value, option)
+    if option.kind == "numbers":
+        return _numbers(key, value, option)
     if not isinstance(value, str):
         raise InvalidArgument(f"option {key!r} is a string")
     if option.choices and value not in option.choices:
@@ -132,3 +148,19 @@ def _strings(key: str, value: Any, option: Option) -> list[str]:
     if any(not v or len(v) > option.length for v in value):
         raise InvalidArgument(f"option {key!r}: each string has 1 to {option.length} characters")
     return list(value)
+
+
+def _numbers(key: str, value: Any, option: Option) -> dict[str, float]:
+    """Keys as decimal text, as JSON has them."""
+    if not isinstance(value, Mapping) or len(value) > option.length:
+        raise InvalidArgument(f"option {key!r} gives at most {option.length} numbers one each")
+    out = {}
+    for name, number in value.items():
+        if isinstance(name, bool) or not isinstance(name, int) or name < 0:
+            raise InvalidArgument(f"option {key!r} has keys that are whole numbers")
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise InvalidArgument(f"option {key!r} has values that are numbers")
+        if not option.low <= number <= option.high:
+            raise InvalidArgument(f"option {key!r} has values in {option.low} to {option.high}")
+        out[str(name)] = float(number)
+    return out

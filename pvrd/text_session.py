@@ -257,8 +257,15 @@ class TextJob:
                 }
                 if self._why:  # it was to begin elsewhere
                     start["reason"] = self._why[:300]
-                self.stream.write("start", {"model": self.session.model.name, **start,
-                                            **self._device(worker), "seed": self.settings["seed"]})
+                self.stream.write(
+                    "start",
+                    {
+                        "model": self.session.model.name,
+                        **start,
+                        **self._device(worker),
+                        "seed": self.settings["seed"],
+                    },
+                )
             elif kind == "text.token":
                 await self._token(worker, message)
             elif kind == "text.suspect" and self._started:  # else there is nothing to doubt
@@ -281,6 +288,9 @@ class TextJob:
         fields: dict[str, Any] = {"id": token}
         if self.settings["top5"] and isinstance(message.get("top5"), list):
             fields["top5"] = message["top5"][:5]
+        if self.settings["logprobs"] and isinstance(message.get("logprobs"), list):
+            fields["logprob"] = message.get("logprob")
+            fields["logprobs"] = message["logprobs"][: self.settings["logprobs"]]
         for piece in pieces(str(message.get("text", ""))):
             self.stream.write("token", {"n": n, **fields, "text": piece})
             fields = {}

@@ -30,7 +30,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top5", action="store_true", help="with --json: the five best logits at each token"
     )
+    parser.add_argument(
+        "--logprobs",
+        type=common.at_least(0),
+        metavar="N",
+        help="with --json: the log of each token's chance, and the N likeliest tokens",
+    )
     parser.add_argument("prompt", help="the prompt, or - for standard input")
+
+
+def _bias(given: str) -> tuple[int, float]:
+    """ID=B of the command line."""
+    name, _, value = given.partition("=")
+    try:
+        pair = int(name), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{given!r} is no ID=NUMBER") from None
+    return pair
 
 
 def text_options(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +74,38 @@ def text_options(parser: argparse.ArgumentParser) -> None:
         help="of those with P times the best one's chance (0.05)",
     )
     parser.add_argument(
+        "--repeat-penalty",
+        type=float,
+        metavar="P",
+        help="makes what was said lately less likely; 1: off (1)",
+    )
+    parser.add_argument(
+        "--frequency-penalty",
+        type=float,
+        metavar="P",
+        help="the same, for each time it was said (0)",
+    )
+    parser.add_argument("--presence-penalty", type=float, metavar="P", help="the same, once (0)")
+    parser.add_argument(
+        "--dry",
+        type=float,
+        metavar="M",
+        help="makes long repetitions less likely: the multiplier of DRY; 0: off (0)",
+    )
+    parser.add_argument(
+        "--mirostat",
+        type=float,
+        metavar="TAU",
+        help="mirostat 2 towards a surprise of TAU bits a token, instead of top-k, top-p and min-p",
+    )
+    parser.add_argument(
+        "--logit-bias",
+        action="append",
+        type=_bias,
+        metavar="ID=B",
+        help="added to a token's logit; may be given often",
+    )
+    parser.add_argument(
         "--seed", type=common.at_least(0), metavar="S", help="the same seed writes the same text"
     )
     parser.add_argument(
@@ -77,6 +125,14 @@ def job_settings(args: argparse.Namespace) -> dict[str, Any]:
         "top_k": args.top_k,
         "top_p": args.top_p,
         "min_p": args.min_p,
+        "repeat_penalty": args.repeat_penalty,
+        "frequency_penalty": args.frequency_penalty,
+        "presence_penalty": args.presence_penalty,
+        "dry_multiplier": args.dry,
+        "mirostat": None if args.mirostat is None else 2,
+        "mirostat_tau": args.mirostat,
+        "logit_bias": dict(args.logit_bias) if args.logit_bias else None,
+        "logprobs": getattr(args, "logprobs", None),
         "seed": args.seed,
         "stop": args.stop,
         "top5": getattr(args, "top5", False) or None,
@@ -127,6 +183,7 @@ class Answer:
         self.text: list[str] = []
         self.ids: list[int] = []
         self.top5: list[Any] = []
+        self.logprobs: list[dict[str, Any]] = []  # one for each id, where they were asked for
         self.suspect: list[list[int]] = []  # first and last token of what may be wrong
         self.start: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
@@ -155,6 +212,10 @@ class Answer:
                 self.ids.append(int(event["id"]))
                 if "top5" in event:
                     self.top5.append(event["top5"])
+                if "logprobs" in event:
+                    self.logprobs.append(
+                        {"logprob": event.get("logprob"), "likeliest": event["logprobs"]}
+                    )
             self._piece(str(event.get("text", "")))
         elif kind == "device":
             self._device = event
@@ -189,6 +250,8 @@ class Answer:
             "seed": self.start.get("seed", 0),
             "reason": self.end.get("reason", ""),
         }
+        if self.logprobs:
+            record["logprobs"] = self.logprobs
         if self.suspect:
             record["suspect"] = self.suspect
         return {**record, "top5": self.top5} if top5 else record

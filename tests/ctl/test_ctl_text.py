@@ -45,6 +45,8 @@ def test_options_reach_the_daemon(fake) -> None:
         "generate", "--model", "tiny", "--device", "cpu", "--context", "64", "--priority", "3",
         "-n", "5", "--temp", "0.5", "--top-k", "7", "--top-p", "0.9", "--min-p", "0.1",
         "--seed", "18446744073709551615", "--stop", "a", "--stop", "b",
+        "--repeat-penalty", "1.1", "--frequency-penalty", "0.1", "--presence-penalty", "0.2",
+        "--dry", "0.8", "--mirostat", "3", "--logit-bias", "5=-2", "--logprobs", "2",
         "--system", "Be brief.", "hi",
     )  # fmt: skip
     assert done.code == 0
@@ -57,6 +59,9 @@ def test_options_reach_the_daemon(fake) -> None:
     assert fake.expect("job") == {
         "max_tokens": 5, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1,
         "seed": 18446744073709551615, "stop": ["a", "b"],
+        "repeat_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.2,
+        "dry_multiplier": 0.8, "mirostat": 2, "mirostat_tau": 3.0, "logit_bias": {"5": -2.0},
+        "logprobs": 2,
     }  # fmt: skip
 
 

@@ -118,7 +118,9 @@ class Fake:
         if "slow" in job.prompt:
             time.sleep(0.01)
         text = f"w{job.next} " + ("é\x01" * 1500 if "wide" in job.prompt else "")
-        extra = {"top5": [[token(job.next), 1.5]]} if job.settings["top5"] else {}
+        extra: dict[str, Any] = {"top5": [[token(job.next), 1.5]]} if job.settings["top5"] else {}
+        if job.settings["logprobs"]:
+            extra |= {"logprob": -0.5, "logprobs": [[token(job.next), -0.5], [1, -1.5]]}
         self.send(t="text.token", job=job.job, n=job.next, id=token(job.next), text=text, **extra)
         job.next += 1
 

@@ -225,6 +225,10 @@ def test_options() -> None:
         parse({"max_tokenz": V("u", 1)}, TEXT_JOB)
     with pytest.raises(InvalidArgument, match="lies in 1 to 1048576, not 18446744073709551615"):
         parse({"max_tokens": V("t", (1 << 64) - 1)}, TEXT_JOB)
+    assert parse({"logit_bias": V("a{ud}", {7: -1.5})}, TEXT_JOB)["logit_bias"] == {"7": -1.5}
+    for bad in (V("a{ud}", {7: 1e9}), V("a{sd}", {"7": 1.0}), V("as", ["7"])):
+        with pytest.raises(InvalidArgument, match="logit_bias"):
+            parse({"logit_bias": bad}, TEXT_JOB)
     with pytest.raises(InvalidArgument, match=r"lies in 0 to 1, not -0\.1"):
         parse({"top_p": V("d", -0.1)}, TEXT_JOB)
     assert plain(variant({"a": [1, "b"], "c": None, "d": {"e": -1.5}})) == {

@@ -49,6 +49,12 @@ def test_stream(session: str, caller: Any, lines: Any) -> None:
     assert end["stats"]["decode_tokens"] == 20
 
 
+def test_chances_of_tokens(session: str, caller: Any, lines: Any) -> None:
+    got = lines(caller.generate(session, "hello", max_tokens=3, logprobs=1, top5=False)).rest()
+    check(got, 3)
+    assert (got[1]["logprob"], got[1]["logprobs"]) == (-0.5, [[100, -0.5]])
+
+
 def test_tokens_in_doubt_are_named(session: str, caller: Any, lines: Any) -> None:
     got = lines(caller.generate(session, "suspect:5", max_tokens=9)).rest()
     check(got, 9)

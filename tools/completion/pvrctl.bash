@@ -8,7 +8,7 @@ _pvrctl_models() {
 _pvrctl() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command='' action='' i buses=()
     local jobs='--device --model --priority'
-    local text="$jobs -n --max-tokens --temp --top-k --top-p --min-p --seed --stop --system --context"
+    local text="$jobs -n --max-tokens --temp --top-k --top-p --min-p --repeat-penalty --frequency-penalty --presence-penalty --dry --mirostat --logit-bias --seed --stop --system --context"
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
@@ -28,7 +28,7 @@ _pvrctl() {
     case $command in
         '') options+=' --version'; words='status devices models generate chat upscale config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
-        generate) options+=" $text --raw --top5" ;;
+        generate) options+=" $text --raw --top5 --logprobs" ;;
         chat) options+=" $text" ;;
         upscale) options+=" $jobs --scale --tile --overlap --format" ;;
         models)
