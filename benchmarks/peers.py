@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 LLAMA_VERSION = "0.3.36"  # of llama-cpp-python: its sdist holds llama.cpp's sources
+LLAMA_TOOLS = ("llama-bench", "llama-quantize", "llama-perplexity")
 LLAMA_FLAGS = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -36,14 +37,14 @@ def _run(*command: str, cwd: Path | None = None) -> None:
 
 
 def llama_cpp() -> Path:
-    """The folder with llama-bench and llama-quantize; the first call builds them (minutes).
+    """The folder with LLAMA_TOOLS; the first call builds them (minutes).
 
     Raises:
         subprocess.CalledProcessError: pip or cmake failed; their own words are on stderr.
     """
     top = cache() / f"llama-cpp-python-{LLAMA_VERSION}"
     binaries = top / "build/bin"
-    if not (binaries / "llama-bench").exists():
+    if not all((binaries / tool).exists() for tool in LLAMA_TOOLS):
         if not (top / "src").exists():
             pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
             _run(
@@ -59,7 +60,7 @@ def llama_cpp() -> Path:
             next((top / "unpack").iterdir()).rename(top / "src")
         source = top / "src/vendor/llama.cpp"
         _run("cmake", "-S", str(source), "-B", str(top / "build"), *LLAMA_FLAGS)
-        targets = ["-t", "llama-bench", "llama-quantize"]
+        targets = ["-t", *LLAMA_TOOLS]
         _run("cmake", "--build", str(top / "build"), "-j", str(os.cpu_count() or 1), *targets)
     return binaries
 
