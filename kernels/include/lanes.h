@@ -2,7 +2,9 @@
 /* Sixteen lanes of float32 and int32 on every instruction set: one row of a weight tile a lane.
  *
  * AVX-512 holds them in one register, AVX2 in two, NEON in four; elsewhere they are GCC vectors of
- * 4, which SSE2 has and other targets lower to scalars. Loads and stores need no alignment.
+ * 4, which SSE2 has and other targets lower to scalars. RISC-V's V takes all 16 in one GCC vector: a
+ * group of four registers of 128 bits, which every longer register has room for, too. Loads and
+ * stores need no alignment.
  */
 #ifndef PVR_LANES_H
 #define PVR_LANES_H
@@ -150,18 +152,24 @@ PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
 
 #else
 
-typedef float f4 __attribute__((vector_size(16)));
-typedef int32_t i4 __attribute__((vector_size(16)));
-typedef uint32_t u4 __attribute__((vector_size(16)));
-typedef uint16_t h4 __attribute__((vector_size(8)));
-typedef struct { f4 v[4]; } vf;
-typedef struct { i4 v[4]; } vi;
+#if defined(PVR_RVV)
+enum { GROUP = 16 }; /* lanes of a GCC vector */
+#else
+enum { GROUP = 4 };
+#endif
+typedef float f_group __attribute__((vector_size(GROUP * 4)));
+typedef int32_t i_group __attribute__((vector_size(GROUP * 4)));
+typedef uint32_t u_group __attribute__((vector_size(GROUP * 4)));
+typedef uint16_t h_group __attribute__((vector_size(GROUP * 2)));
+typedef struct { f_group v[LANES / GROUP]; } vf;
+typedef struct { i_group v[LANES / GROUP]; } vi;
 
-#define LANES_EACH_ _Pragma("GCC unroll 4") for (int i_ = 0; i_ < 4; i_++)
+#define LANES_EACH_ _Pragma("GCC unroll 4") for (int i_ = 0; i_ < LANES / GROUP; i_++)
 
 PVR_INLINE vf vf_set1(float x) {
-    f4 s = {x, x, x, x};
-    return (vf){{s, s, s, s}};
+    vf r;
+    LANES_EACH_ r.v[i_] = x - (f_group){0}; /* keeps the sign of -0 */
+    return r;
 }
 PVR_INLINE vf vf_load(const float *p) {
     vf r;
@@ -189,14 +197,14 @@ PVR_INLINE vf vf_div(vf a, vf b) {
     LANES_EACH_ a.v[i_] /= b.v[i_];
     return a;
 }
-PVR_INLINE f4 lanes_max_(f4 a, f4 b) {
+PVR_INLINE f_group lanes_max_(f_group a, f_group b) {
 #if defined(__aarch64__)
-    return (f4)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+    return (f_group)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
 #elif defined(__SSE2__)
-    return (f4)_mm_max_ps((__m128)a, (__m128)b);
+    return (f_group)_mm_max_ps((__m128)a, (__m128)b);
 #else
-    u4 greater = (u4)(a > b);
-    return (f4)((greater & (u4)a) | (~greater & (u4)b));
+    u_group greater = (u_group)(a > b);
+    return (f_group)((greater & (u_group)a) | (~greater & (u_group)b));
 #endif
 }
 PVR_INLINE vf vf_max(vf a, vf b) {
@@ -208,47 +216,53 @@ PVR_INLINE vf vf_min(vf a, vf b) {
     return a;
 }
 PVR_INLINE float vf_most(vf a) {
-    f4 s = lanes_max_(lanes_max_(a.v[0], a.v[1]), lanes_max_(a.v[2], a.v[3]));
-    float x = s[0] > s[1] ? s[0] : s[1], y = s[2] > s[3] ? s[2] : s[3];
-    return x > y ? x : y;
+    f_group s = a.v[0];
+    LANES_EACH_ s = lanes_max_(s, a.v[i_]);
+    float most = s[0];
+    for (int i = 1; i < GROUP; i++)
+        most = s[i] > most ? s[i] : most;
+    return most;
 }
 PVR_INLINE vf lanes_power_(vf a) {
-    LANES_EACH_ a.v[i_] = (f4)(((u4)a.v[i_] + 127) << 23);
+    LANES_EACH_ a.v[i_] = (f_group)(((u_group)a.v[i_] + 127) << 23);
     return a;
 }
 PVR_INLINE float vf_sum(vf a) {
-    f4 s = (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
+    typedef float quad __attribute__((vector_size(16)));
+    quad part[4];
+    memcpy(part, &a, sizeof part);
+    quad s = (part[0] + part[1]) + (part[2] + part[3]);
     return (s[0] + s[1]) + (s[2] + s[3]);
 }
 PVR_INLINE vf vf_of_int(vi a) {
     vf r;
-    LANES_EACH_ r.v[i_] = __builtin_convertvector(a.v[i_], f4);
+    LANES_EACH_ r.v[i_] = __builtin_convertvector(a.v[i_], f_group);
     return r;
 }
-/* Four halves, each in the low 16 bits of a lane. */
-PVR_INLINE f4 lanes_halves_(u4 h) {
+/* A group of halves, each in the low 16 bits of a lane. */
+PVR_INLINE f_group lanes_halves_(u_group h) {
 #if defined(__aarch64__)
-    return (f4)vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32((uint32x4_t)h)));
+    return (f_group)vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32((uint32x4_t)h)));
 #else
-    u4 magnitude = (h & 0x7fffu) << 13;
-    u4 special = (u4)((i4)magnitude >= 0x0f800000) & 0x7f800000u; /* infinite or no number */
-    f4 scaled = (f4)magnitude * 0x1p112f; /* subnormal halves come out right, too */
-    return (f4)((u4)scaled | special | (h & 0x8000u) << 16);
+    u_group magnitude = (h & 0x7fffu) << 13;
+    u_group special = (u_group)((i_group)magnitude >= 0x0f800000) & 0x7f800000u; /* infinite or no number */
+    f_group scaled = (f_group)magnitude * 0x1p112f; /* subnormal halves come out right, too */
+    return (f_group)((u_group)scaled | special | (h & 0x8000u) << 16);
 #endif
 }
 PVR_INLINE vf vf_half(const uint16_t *p) {
     vf r;
     LANES_EACH_ {
-        h4 h;
-        memcpy(&h, p + 4 * i_, sizeof h);
-        r.v[i_] = lanes_halves_(__builtin_convertvector(h, u4));
+        h_group h;
+        memcpy(&h, p + GROUP * i_, sizeof h);
+        r.v[i_] = lanes_halves_(__builtin_convertvector(h, u_group));
     }
     return r;
 }
 PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
     LANES_EACH_ {
-        u4 w;
-        memcpy(&w, p + 4 * i_, sizeof w);
+        u_group w;
+        memcpy(&w, p + GROUP * i_, sizeof w);
         low->v[i_] = lanes_halves_(w & 0xffffu);
         high->v[i_] = lanes_halves_(w >> 16);
     }

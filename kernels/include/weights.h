@@ -63,6 +63,10 @@ static inline void weights_quantise(const float *x, uint8_t *block, size_t token
     *start = -128 * total;
 }
 
+#if defined(PVR_RVV)
+#include "weights_rvv.h"
+#else
+
 /* Bytes of 16 rows x 4 k (vb), and the running dot products of a block (vd). _u: weights 0..15, _s:
  * int8. */
 #if defined(PVR_AVX512)
@@ -189,9 +193,9 @@ PVR_INLINE vd vd_dot_u(vd d, vb w, const int8_t *x) {
 PVR_INLINE vi vd_end_u(vd d) {
     vi r;
 #if defined(__ARM_FEATURE_DOTPROD)
-    LANES_EACH_ r.v[i_] = (i4)d.v[i_];
+    LANES_EACH_ r.v[i_] = (i_group)d.v[i_];
 #else
-    LANES_EACH_ r.v[i_] = (i4)vpaddq_s32(d.v[2 * i_], d.v[2 * i_ + 1]);
+    LANES_EACH_ r.v[i_] = (i_group)vpaddq_s32(d.v[2 * i_], d.v[2 * i_ + 1]);
 #endif
     return r;
 }
@@ -205,7 +209,7 @@ PVR_INLINE vi vd_end_s(vd d) { return vd_end_u(d); }
 #else
 
 /* Plain vectors: each byte of a word times the activation that it belongs to, in int32. */
-typedef struct { u4 v[4]; } vb;
+typedef struct { u_group v[4]; } vb;
 typedef vi vd;
 
 PVR_INLINE vb vb_load(const uint32_t *p) {
@@ -235,14 +239,14 @@ PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
     LANES_EACH_ {
         __m128i a = _mm_srai_epi16(_mm_slli_epi16((__m128i)w.v[i_], 8), 8);
         __m128i b = _mm_srai_epi16((__m128i)w.v[i_], 8);
-        d.v[i_] += (i4)_mm_madd_epi16(a, even) + (i4)_mm_madd_epi16(b, odd);
+        d.v[i_] += (i_group)_mm_madd_epi16(a, even) + (i_group)_mm_madd_epi16(b, odd);
     }
     return d;
 }
 #else
 PVR_INLINE vd vd_dot_s(vd d, vb w, const int8_t *x) {
     LANES_EACH_ {
-        i4 q = (i4)w.v[i_];
+        i_group q = (i_group)w.v[i_];
         d.v[i_] += (q << 24 >> 24) * x[0] + (q << 16 >> 24) * x[1] + (q << 8 >> 24) * x[2] +
                    (q >> 24) * x[3];
     }
@@ -314,6 +318,8 @@ PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8
         }
     }
 }
+
+#endif
 
 /* The same for halves, with the activations as they are: x[t] is token t's row. */
 PVR_INLINE void weights_tile_f16(const uint32_t *tile, size_t k, const float *const *x,

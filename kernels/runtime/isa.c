@@ -9,9 +9,27 @@
 #if defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__riscv)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 static _Atomic(const pvr_isa_table *) current;
+
+#if defined(__riscv)
+/* V 1.0, by the kernel's own word. /proc/cpuinfo and AT_HWCAP say `v` of the incompatible 0.7.1, too; a kernel that does
+ * not know these calls (riscv_hwprobe came with 6.4, its word for V with 6.5) may be of either kind. */
+static int riscv_has_v(void) {
+    enum { HWPROBE = 258, KEY_IMA_EXT_0 = 4, IMA_V = 1 << 2 };
+    enum { V_GET_CONTROL = 70, CURRENT = 3, ON = 2 };
+    struct { int64_t key; uint64_t value; } pair = {KEY_IMA_EXT_0, 0};
+    if (syscall(HWPROBE, &pair, 1L, 0L, NULL, 0L) != 0 || pair.key != KEY_IMA_EXT_0 || !(pair.value & IMA_V))
+        return 0;
+    /* The processor has it; may this process use it? An administrator can forbid it by default. */
+    const long control = syscall(SYS_prctl, V_GET_CONTROL, 0L, 0L, 0L, 0L);
+    return control > 0 && (control & CURRENT) == ON;
+}
+#endif
 
 static int cpu_has(const char *isa) {
     if (strcmp(isa, "base") == 0)
@@ -28,6 +46,9 @@ static int cpu_has(const char *isa) {
 #elif defined(__aarch64__)
     if (strcmp(isa, "dotprod") == 0)
         return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__riscv)
+    if (strcmp(isa, "rvv") == 0)
+        return riscv_has_v();
 #endif
     return 0;
 }

@@ -17,9 +17,18 @@ from tests.kernels.harness import Runner
 
 
 @pytest.fixture(scope="session")
-def _opened() -> Iterator[dict[str, Backend]]:
+def place() -> Iterator[Callable[[str], Backend]]:
+    """The backend `cpu`, `gpu` or of a foreign processor (emulated.CPUS), opened once."""
     opened: dict[str, Backend] = {}
-    yield opened
+
+    def get(kind: str) -> Backend:
+        if kind in emulated.CPUS and (tool := emulated.missing(kind)):
+            pytest.skip(f"{tool} is not installed")
+        if kind not in opened:
+            opened[kind] = _open(kind)
+        return opened[kind]
+
+    yield get
     for backend in opened.values():
         backend.close()
 
@@ -28,8 +37,8 @@ _PLACES = [pytest.param(("cpu", isa), id=f"cpu-{isa}") for isa in cpu.isas()]
 _PLACES.append(pytest.param(("gpu", ""), id="gpu", marks=pytest.mark.gpu))
 _PLACES += [
     pytest.param((arch, isa), id=f"{arch}-{isa}", marks=pytest.mark.long)
-    for arch, isas in emulated.ISAS.items()
-    for isa in isas
+    for arch, cpus in emulated.CPUS.items()
+    for isa in cpus
 ]
 
 
@@ -44,16 +53,12 @@ def _open(kind: str) -> Backend:
 
 
 @pytest.fixture(params=_PLACES)
-def runner(request: pytest.FixtureRequest, _opened: dict[str, Backend]) -> Iterator[Runner]:
+def runner(request: pytest.FixtureRequest, place: Callable[[str], Backend]) -> Iterator[Runner]:
     """A Runner for each instruction set of this CPU, for the GPU and, marked `long`, for the CPUs
     of boards under qemu.
     """
     kind, isa = request.param
-    if kind in emulated.ISAS and (tool := emulated.missing(kind)):
-        pytest.skip(f"{tool} is not installed")
-    backend = _opened.get(kind)
-    if backend is None:
-        backend = _opened[kind] = _open(kind)
+    backend = place(kind)
     before = cpu.isa()
     yield Runner(backend, isa)
     cpu.set_isa(before)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,28 @@ from engine.backends.cpu import MAX_BINDINGS, MAX_PUSH_WORDS, CpuWeights, HostEx
 from engine.program import Call, Program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ISAS = {"aarch64": ("base", "dotprod"), "riscv64": ("base",)}
 THREADS = 2
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """An instruction set of the library, qemu's options for a processor with it and no more, and
+    what the kernel says of vectors (replay.c).
+    """
+
+    isa: str
+    options: tuple[str, ...] = ()
+    hwprobe: str = "unknown"
+
+
+CPUS = {
+    "aarch64": {"base": Cpu("base"), "dotprod": Cpu("dotprod")},
+    "riscv64": {
+        "base": Cpu("base", ("-cpu", "rv64,v=false")),
+        "rvv128": Cpu("rvv", ("-cpu", "rv64,v=true,vext_spec=v1.0,vlen=128"), "v"),
+        "rvv256": Cpu("rvv", ("-cpu", "rv64,v=true,vext_spec=v1.0,vlen=256"), "v"),
+    },
+}
 
 
 def missing(arch: str) -> str:
@@ -36,13 +58,14 @@ class Emulated:
 
     def __init__(self, arch: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=f"pvrd-{arch}-")
-        self.arch, self.isa = arch, "base"
+        self.arch, self.cpu = arch, CPUS[arch]["base"]
         self.info = DeviceInfo("cpu", f"qemu-{arch}", "C with OpenMP", True)
         here = Path(self._folder.name)
         build = here / "build"
-        cross = ROOT / "tools" / "cross" / f"{arch}.ini"
+        files = (ROOT / "tools" / "cross" / name for name in (f"{arch}.ini", f"{arch}-qemu.ini"))
+        cross = [f"--cross-file={path}" for path in files if path.exists()]
         meson = [sys.executable, "-m", "mesonbuild.mesonmain"]
-        _run([*meson, "setup", f"--cross-file={cross}", "-Dspirv=false", str(build), str(ROOT)])
+        _run([*meson, "setup", *cross, "-Dspirv=false", str(build), str(ROOT)])
         _run([*meson, "compile", "-C", str(build), "pvrkernels"])
         self._replay = here / "replay"
         include, lib = ROOT / "kernels" / "include", build / "kernels"
@@ -52,17 +75,24 @@ class Emulated:
         _run([*compiler, "-o", str(self._replay), str(source), *linked])
 
     def set_isa(self, name: str) -> None:
-        """The instruction set of the slices to come."""
-        self.isa = name
+        """The processor (of CPUS) of the slices to come."""
+        self.cpu = CPUS[self.arch][name]
+
+    def chosen(self, cpu: Cpu, **environment: str) -> str:
+        """The instruction set that the library takes on a processor by itself."""
+        return self._emulate(cpu, **environment).strip()
 
     def replay(self, data: bytes) -> bytes:
         """Runs the slice that replay.c reads; its output."""
         here = Path(self._folder.name)
         (here / "in").write_bytes(data)
-        sysroot = f"/usr/{self.arch}-linux-gnu"
-        emulator = [f"qemu-{self.arch}-static", "-L", sysroot]
-        _run([*emulator, str(self._replay), str(here / "in"), str(here / "out")])
+        self._emulate(self.cpu, str(here / "in"), str(here / "out"))
         return (here / "out").read_bytes()
+
+    def _emulate(self, cpu: Cpu, *arguments: str, **environment: str) -> str:
+        emulator = [f"qemu-{self.arch}-static", "-L", f"/usr/{self.arch}-linux-gnu", *cpu.options]
+        given = {**os.environ, "HWPROBE": cpu.hwprobe, **environment}
+        return _run([*emulator, str(self._replay), *arguments], given)
 
     def weights(self, blobs: Mapping[str, Array]) -> CpuWeights:
         return CpuWeights(blobs)
@@ -89,7 +119,9 @@ class EmulatedExecutable(HostExecutable):
         views = [self.view(n) for n in names]
         calls = [c for s in sequences for c in self.program.sequences[s]]
         data = [
-            struct.pack("<16s4I", self._backend.isa.encode(), THREADS, len(names), len(calls), 0)
+            struct.pack(
+                "<16s4I", self._backend.cpu.isa.encode(), THREADS, len(names), len(calls), 0
+            )
         ]
         data.append(struct.pack(f"<{len(views)}Q", *(v.nbytes for v in views)))
         data += [v.tobytes() for v in views]
@@ -117,8 +149,14 @@ def _record(call: Call, names: list[str]) -> bytes:
     )
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout[-4000:]}"
+    return done.stdout
