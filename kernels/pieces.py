@@ -326,10 +326,10 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "filter_out": _filter_out,
     "chroma_in": _chroma_in,
     "skip_add": _skip_add,
+    **maps_pieces.MAKERS,
 }
     "add_bias": _add_bias,
     "head_norm": _head_norm,
     "softcap": _softcap,
     "route": _route,
-    "experts": _experts    **maps_pieces.MAKERS,
-}
+    "experts": _experts,
