@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ContextFull, InvalidArgument
+from engine.text.constraint import Constraint
 from engine.text.model import State, TextModel
 from engine.text.penalties import penalised
 from engine.text.sampler import Candidates, Mirostat, sample
@@ -178,6 +179,9 @@ class Generation:
         seed = zlib.crc32(np.asarray(self._ids, "<u4").tobytes())
         self.settings = Settings.parse(request.settings, seed)
         self._mirostat = Mirostat.of(self.settings)
+        self._constraint: Constraint | None = None
+        if self.settings.schema:
+            self._constraint = Constraint(model.tokenizer, self.settings.schema)
         self._detokenizer = Detokenizer(model.tokenizer)
         self._stops = StopMatcher((*self.settings.stop, *stops))
         self._ends = frozenset(model.tokenizer.settings.ends)
@@ -306,7 +310,8 @@ class Generation:
         best = Candidates.parse(record)
         n, wanted = self.delivered, self.settings.logprobs
         vocab = self._state.model.vocab
-        token = sample(best, self.settings, n, vocab, logits, self._ids, self._mirostat)
+        allowed = self._constraint.allowed() if self._constraint else None
+        token = sample(best, self.settings, n, vocab, logits, self._ids, self._mirostat, allowed)
         text = self._accept(token)
         out = Token(n, token, text, best.top5() if self.settings.top5 else None)
         if not wanted:
@@ -321,8 +326,10 @@ class Generation:
         if token in self._ends:
             self._reason = "stop"
             return ""
+        if self._constraint is not None:
+            self._constraint.accept(token)
         text = self._stops.add(self._detokenizer.add(token))
-        if self._stops.hit:
+        if self._stops.hit or (self._constraint is not None and self._constraint.done):
             self._reason = "stop"
         elif self.delivered >= self.settings.max_tokens or len(self._ids) >= self._state.context:
             self._reason = "length"

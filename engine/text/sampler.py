@@ -102,23 +102,37 @@ def sample(
     everything: Callable[[], npt.NDArray[np.float32]],
     history: Sequence[int] = (),
     mirostat: Mirostat | None = None,
+    allowed: npt.NDArray[np.bool_] | None = None,
 ) -> int:
     """The id of token number `position` of an answer.
 
     `best` holds the device's candidates; `everything` reads all logits and is called only when they
-    do not suffice. `history` is all tokens before it, `mirostat` what the answer so far left of it.
+    do not suffice. `history` is all tokens before it, `mirostat` what the answer so far left of it,
+    `allowed` says of each token (those beyond its end: no) whether it may come.
     """
-    if settings.penalises:
-        best = Candidates.of(penalised(everything(), settings, history))
-    if settings.temperature == 0:
+    greedy = settings.temperature == 0
+    if greedy and not settings.penalises:
+        if allowed is None:
+            return int(best.ids[0])
+        known = best.ids[best.ids < len(allowed)]
+        if len(fitting := known[allowed[known]]):
+            return int(fitting[0])
+    if settings.penalises or allowed is not None:
+        logits = everything()
+        if settings.penalises:
+            logits = penalised(logits, settings, history)
+        if allowed is not None:
+            some = np.zeros(len(logits), np.bool_)
+            some[: len(allowed)] = allowed[: len(logits)]
+            logits = np.where(some, logits, np.float32(-np.inf))
+        best = Candidates.of(logits)
+    elif not (_suffices(best, settings, vocab) if mirostat is None else len(best.ids) >= vocab):
+        best = Candidates.of(everything())
+    if greedy:
         return int(best.ids[0])
     chance = uniform(settings.seed, position)
     if mirostat is not None:
-        if len(best.ids) < vocab and not settings.penalises:
-            best = Candidates.of(everything())
         return mirostat.choose(best, settings.temperature, chance)
-    if not settings.penalises and not _suffices(best, settings, vocab):
-        best = Candidates.of(everything())
     ids, logits = best.ids, best.logits
     if settings.top_k:
         ids, logits = ids[: settings.top_k], logits[: settings.top_k]

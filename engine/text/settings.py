@@ -70,6 +70,7 @@ class Settings:
     mirostat_eta: float = 0.1
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int = 0
+    schema: str = ""  # JSON that the answer has to fit; "": none
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], seed: int = 0) -> Settings:
@@ -88,6 +89,12 @@ class Settings:
                 values[name] = _whole(name, value, *_WHOLES[name])
         if "stop" in given:
             values["stop"] = _stops(given["stop"])
+        if "schema" in given:
+            if not isinstance(given["schema"], str):
+                raise InvalidArgument("schema is a text of JSON.")
+            if given["schema"] and values.get("mirostat"):
+                raise InvalidArgument("schema and mirostat do not go together.")
+            values["schema"] = given["schema"]
         if "logit_bias" in given:
             values["logit_bias"] = _biases(given["logit_bias"])
         if "top5" in given:

@@ -340,6 +340,10 @@ class TextTokenizer:
         pieces = [(text, specials)]
         return self.encode_pieces(pieces, bos)
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that goes on with another: nothing comes before it."""
+        return list(self._library.encode(text, add_special_tokens=False).ids)
+
     def encode_pieces(
         self, pieces: Sequence[tuple[str, bool]], bos: bool | None = None
     ) -> list[int]:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that have to fit a JSON schema: which tokens may come next, a function of the ids so far.
+
+The grammar is llguidance's (Rust, MIT), which computes a mask over the vocabulary for each token
+within bounds of its own. What a schema leaves open is bounded here, so that answers end: texts
+without `maxLength` have at most MAX_TEXT characters, arrays without `maxItems` MAX_ITEMS items,
+numbers a few digits, and there is no space between tokens of the JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import InvalidArgument, UnsupportedModel
+from engine.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+MAX_SCHEMA = 1 << 16  # bytes
+MAX_DEPTH = 32
+MAX_TEXT = 200
+MAX_ITEMS = 16
+_FUEL = {"initial_lexer_fuel": 2_000_000, "max_grammar_size": 200_000, "max_lexer_states": 50_000}
+
+
+def _library() -> Any:
+    """llguidance, which is not built for every machine.
+
+    Raises:
+        UnsupportedModel: it is not installed.
+    """
+    try:
+        import llguidance
+    except ImportError:
+        raise UnsupportedModel(
+            "Answers by a schema need the Python package llguidance, which is not installed."
+        ) from None
+    return llguidance
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants it."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        settings = tokenizer.settings
+        self.eos_token_id = settings.eos if settings.eos is not None else settings.ends[0]
+        self.bos_token_id = settings.bos
+        self.special_token_ids = sorted({i for _, i in settings.specials} | set(settings.ends))
+        marked = dict.fromkeys(self.special_token_ids)
+        names = {i: t for t, i in settings.specials}
+        self.tokens = [
+            names.get(i, f"<{i}>").encode() if i in marked else tokenizer.piece(i)
+            for i in range(tokenizer.vocab)
+        ]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode_inside(plain)
+
+
+@functools.lru_cache(maxsize=2)
+def _prepared(tokenizer: TextTokenizer) -> llguidance.LLTokenizer:
+    """The vocabulary as a trie: a second's work for a large one, kept for the last models."""
+    library = _library()
+    vocabulary = library.TokenizerWrapper(_Vocabulary(tokenizer))
+    ends = list(tokenizer.settings.ends) or [vocabulary.eos_token_id]
+    return library.LLTokenizer(  # type: ignore[no-any-return]
+        vocabulary,
+        n_vocab=tokenizer.vocab,
+        eos_token=ends,
+        slices=library.LLTokenizer.json_slices(),
+    )
+
+
+def bounded(schema: str) -> dict[str, Any]:
+    """A schema with bounds where it has none.
+
+    Raises:
+        InvalidArgument: it is no JSON object, too large or nested too deeply.
+    """
+    if len(schema.encode("utf-8", "replace")) > MAX_SCHEMA:
+        raise InvalidArgument(f"A schema has at most {MAX_SCHEMA >> 10} KiB.")
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError):
+        raise InvalidArgument("The schema is no JSON.") from None
+    if not isinstance(parsed, dict):
+        raise InvalidArgument("The schema is no JSON object.")
+    out = _bound(parsed, 0)
+    assert isinstance(out, dict)
+    return out
+
+
+def _bound(node: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise InvalidArgument(f"The schema is nested deeper than {MAX_DEPTH} levels.")
+    if isinstance(node, list):
+        return [_bound(item, depth + 1) for item in node]
+    if not isinstance(node, Mapping):
+        return node
+    out = {
+        key: value if key in ("enum", "const", "default", "examples") else _bound(value, depth + 1)
+        for key, value in node.items()
+    }
+    kinds = out.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    fixed = {"enum", "const"} & set(out)
+    if "string" in kinds and not fixed | ({"pattern", "format", "maxLength"} & set(out)):
+        out["maxLength"] = max(MAX_TEXT, _size(out.get("minLength")))
+    if "array" in kinds and not fixed and "maxItems" not in out:
+        out["maxItems"] = max(MAX_ITEMS, _size(out.get("minItems")))
+    if "integer" in kinds and not fixed:
+        _limit(out, 10**9)
+    elif "number" in kinds and not fixed:
+        _limit(out, 1e9)
+    return out
+
+
+def _size(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _limit(out: dict[str, Any], most: float) -> None:
+    if "minimum" not in out and "exclusiveMinimum" not in out:
+        out["minimum"] = -most
+    if "maximum" not in out and "exclusiveMaximum" not in out:
+        out["maximum"] = most
+
+
+class Constraint:
+    """Where an answer stands in its grammar. `done`: nothing can follow."""
+
+    def __init__(self, tokenizer: TextTokenizer, schema: str) -> None:
+        """Raises:
+        InvalidArgument: the schema is none, or too much for the grammar's bounds.
+        UnsupportedModel: llguidance is not installed, or the model has no token that ends a text.
+        """
+        library = _library()
+        if not tokenizer.settings.ends and tokenizer.settings.eos is None:
+            raise UnsupportedModel("The model has no token that ends an answer.")
+        open_schema = bounded(schema)
+        try:
+            grammar = library.LLMatcher.grammar_from_json_schema(
+                json.dumps(open_schema), overrides={"whitespace_flexible": False}
+            )
+        except ValueError as e:
+            raise InvalidArgument(f"The schema cannot be followed: {_said(e)}.") from None
+        limits = library.LLParserLimits(**_FUEL)
+        prepared = _prepared(tokenizer)
+        self._matcher = library.LLMatcher(prepared, grammar, log_level=0, limits=limits)
+        if self._matcher.is_error():
+            why = _said(self._matcher.get_error())
+            raise InvalidArgument(f"The schema cannot be followed: {why}.")
+        self._words = np.zeros(-(-tokenizer.vocab // 32), np.uint32)
+
+    @property
+    def done(self) -> bool:
+        """The answer is complete."""
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """For each token of the vocabulary whether it may come next.
+
+        Raises:
+            InvalidArgument: the grammar ran out of its bounds.
+        """
+        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        if self._matcher.is_error():
+            why = _said(self._matcher.get_error())
+            raise InvalidArgument(f"The schema is too much to follow: {why}.")
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
+        return bits.astype(np.bool_)
+
+    def accept(self, token: int) -> None:
+        """The token that came.
+
+        Raises:
+            InvalidArgument: it was not allowed.
+        """
+        if not self._matcher.consume_token(token):
+            raise InvalidArgument("A token does not fit the schema.")
+
+
+def _said(error: object) -> str:
+    """What the library says, in a line, without its stop."""
+    return " ".join(str(error).split())[:200].rstrip(".")
