@@ -225,21 +225,23 @@ def _swiglu(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
 
 def _add_bias(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     for t in (1, TOKENS):
-        sizes, moved = {"b": 4 * QKV, "y": 4 * t * QKV}, 8 * t * QKV + 4 * QKV
+        sizes, moved = {"b": 4 * QKV, "y": 4 * t * QKV}, 4 * (t + 1) * QKV
         yield Case(op, v, shown, f"{t}x{QKV}", {"n": QKV}, _text(t), t, sizes, moved, t * QKV)
 
 
 def _head_norm(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
-    push = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "eps": 1e-5, "whole": 0}
+    push: dict[str, float | int] = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM}
+    push |= {"eps": 1e-5, "whole": 0}
     for t in (1, TOKENS):
         sizes, data = {"w": 8 * DIM, "qkv": 4 * t * QKV}, {"w": _FLOATS, "qkv": _FLOATS}
         count = t * (HEADS + KV_HEADS) * DIM
-        yield Case(op, v, shown, f"T{t}", push, _text(t), t, sizes, 8 * count, 4 * count, data)
+        yield Case(op, v, shown, f"T{t}", push, _text(t), t, sizes, 4 * count, 4 * count, data)
 
 
 def _softcap(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
-    sizes, push = {"x": 4 * VOCAB}, {"n": VOCAB, "cap": 30.0}
-    yield Case(op, v, shown, f"{VOCAB}", push, _text(1), 1, sizes, 8 * VOCAB, 5 * VOCAB)
+    push: dict[str, float | int] = {"n": VOCAB, "cap": 30.0}
+    sizes, count = {"x": 4 * VOCAB}, 5 * VOCAB
+    yield Case(op, v, shown, f"{VOCAB}", push, _text(1), 1, sizes, 4 * VOCAB, count)
 
 
 def _route(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:

@@ -69,7 +69,8 @@ def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
     n, k, tokens = 37, 96, 5
     for fmt in ("q4", "q8", "f16"):
         w = weights.pack(fmt, _normal(rng, n, k))
-        push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": 0, "y0": 3}
+        push: dict[str, float | int] = {"fmt": FORMATS[fmt], "n": n, "k": k}
+        push |= {"accumulate": 0, "y0": 3}
         # What a CPU that rounds activations to int8 rounds to themselves.
         x = rng.integers(-127, 128, (tokens, k)).astype(np.float32) / 64
         x[:, ::32] = 127 / 64
@@ -77,6 +78,7 @@ def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
         for variant in _formats("matvec", fmt):
             yield Sample("matvec", variant, push, {"w": w, "x": x[0], "y": y[0]}, (1, 0, 0), 1)
         more = {**push, "accumulate": 1, "ldy": n + 5}
+        arrays: dict[str, Array] = {"w": w, "x": x, "y": y}
         for variant in _formats("matmul", fmt):
             arrays = {"w": w, "x": x, "y": y}
             yield Sample("matmul", variant, more, arrays, (tokens, 0, 0), tokens)
@@ -95,11 +97,11 @@ def _experts(fmt: str, x: Array, rng: np.random.Generator) -> Iterator[Sample]:
     route[:, :, 0] = [[0, 3], [1, 2], [3, 1], [4, 2]]
     route[:, :, 1] = rng.random((tokens, used), np.float32).view(np.uint32)
     push = {"fmt": FORMATS[fmt], "n": n, "k": k, "first": 1, "count": 3, "used": used}
-    for add, rows in ((0, tokens * used), (1, tokens)):
-        more = {**push, "sum": add, "y0": 4, "ldy": n + 5}
-        given = np.concatenate([x[:tokens], x[1:]]) if add else x[:tokens]
-        arrays = {"w": w, "x": given, "route": route, "y": _normal(rng, rows, n + 5)}
-        yield Sample("experts", fmt, more, arrays, (tokens, 0, tokens - 1), tokens)
+    push |= {"sum": add, "y0": 4, "ldy": n + 5}
+    given = np.concatenate([x[:tokens], x[1:]]) if add else x[:tokens]
+    y = _normal(rng, tokens if add else tokens * used, n + 5)
+    arrays: dict[str, Array] = {"w": w, "x": given, "route": route, "y": y}
+    yield Sample("experts", fmt, push, arrays, (tokens, 0, tokens - 1), tokens)
 
 
 def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
@@ -128,16 +130,13 @@ def _small(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("add_bias", "base", {"n": n}, arrays, given, 3)
     heads, kv_heads, dim = 3, 2, 36
     push: dict[str, float | int] = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "eps": 1e-5}
-    for whole, size in ((0, 2 * dim), (1, (heads + kv_heads) * dim)):
-        qkv = _normal(rng, 3, (heads + 2 * kv_heads) * dim)
-        arrays = {"w": _normal(rng, size), "qkv": qkv}
-        yield Sample("head_norm", "base", {**push, "whole": whole}, arrays, given, 3)
+    qkv = _normal(rng, 3, (heads + 2 * kv_heads) * dim)
+    arrays = {"w": _normal(rng, 2 * dim), "qkv": qkv}
+    yield Sample("head_norm", "base", {**push, "whole": 0}, arrays, given, 3)
     arrays = {"x": 40 * _normal(rng, n)}
     yield Sample("softcap", "base", {"n": n, "cap": 30.0}, arrays, (1, 0, 0), 1)
     arrays = {"logits": _normal(rng, 3, 40), "out": np.zeros((3, 6, 2), np.uint32)}
-    for norm in (0, 1):
-        push = {"experts": 40, "used": 6, "norm": norm}
-        yield Sample("route", "base", push, arrays, given, 3)
+    yield Sample("route", "base", {"experts": 40, "used": 6, "norm": 0}, arrays, given, 3)
 
 
 def _attention(rng: np.random.Generator) -> Iterator[Sample]:
@@ -202,6 +201,34 @@ def _video(rng: np.random.Generator) -> Iterator[Sample]:
     push = {"channels": 8, "rows": rows, "offset": offset, "xs": 16, "tile": tile}
     arrays = {"kept": _normal(rng, 2 * tile), "slope": _normal(rng, 8), "y": _normal(rng, 2, tile)}
     yield Sample("skip_add", "base", push, arrays, _params(N_TILES=2), 2)
+
+
+def _fused(rng: np.random.Generator) -> Iterator[Sample]:
+    """Whole networks of four layers."""
+    from kernels.nsr import op as nsr
+
+    width, height, scale = 90, 13, 2
+    src = rng.integers(0, 256, (height, 96), dtype=np.uint8)
+    given = _params(N_TILES=2, WIDTH=width, HEIGHT=height)
+    for variant in nsr.OP.variants:
+        channels = int(variant.defines["CHANNELS"])
+        sizes = [1, channels, channels, channels, scale * scale]
+        layers: list[nsr.Layer] = []
+        for cin, cout in itertools.pairwise(sizes):
+            taps = _normal(rng, cin, 3, 3, cout) * np.float32((9 * cin) ** -0.5)
+            layers.append((taps, _normal(rng, cout) / 16, rng.random(cout, np.float32)))
+        base = rng.random((scale * scale, 5, 5), np.float32) / 25
+        push: dict[str, float | int] = {
+            "bits": 8,
+            "stride": 24,
+            "out_stride": 48,
+            "tw": 60,
+            "th": height,
+        }
+        push |= {"channels": channels, "layers": len(layers), "scale": scale}
+        dst = np.zeros((scale * height, 192), np.uint8)
+        arrays: dict[str, Array] = {"src": src, "w": nsr.pack(layers, base), "dst": dst}
+        yield Sample("nsr", variant.name, push, arrays, given, 2)
 
 
 def _params(**words: int) -> tuple[int, ...]:
