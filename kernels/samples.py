@@ -80,7 +80,6 @@ def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
         more = {**push, "accumulate": 1, "ldy": n + 5}
         arrays: dict[str, Array] = {"w": w, "x": x, "y": y}
         for variant in _formats("matmul", fmt):
-            arrays = {"w": w, "x": x, "y": y}
             yield Sample("matmul", variant, more, arrays, (tokens, 0, 0), tokens)
         ids = np.array([0, 36, 5, 16], np.uint32)
         push = {"fmt": FORMATS[fmt], "k": k, "row0": 0, "rows": n, "scale": 1.5}
@@ -96,6 +95,7 @@ def _experts(fmt: str, x: Array, rng: np.random.Generator) -> Iterator[Sample]:
     route = np.zeros((tokens, used, 2), np.uint32)
     route[:, :, 0] = [[0, 3], [1, 2], [3, 1], [4, 2]]
     route[:, :, 1] = rng.random((tokens, used), np.float32).view(np.uint32)
+    add = int(fmt != "f16")
     push = {"fmt": FORMATS[fmt], "n": n, "k": k, "first": 1, "count": 3, "used": used}
     push |= {"sum": add, "y0": 4, "ldy": n + 5}
     given = np.concatenate([x[:tokens], x[1:]]) if add else x[:tokens]
