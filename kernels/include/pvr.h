@@ -61,8 +61,8 @@ static inline float pvr_push_f32(const pvr_call *c, int i) {
 #endif
 #define PVR_OP(name) void PVR_CAT(pvr_op_##name, PVR_ISA)(const pvr_call *call, pvr_team *team)
 
-/* RISC-V's V 1.0, by a compiler that makes its instructions of GCC's vectors: GCC 14 and clang 17 do. */
-#if defined(__riscv_v_intrinsic) && __riscv_v_intrinsic >= 12000
+/* RISC-V's V 1.0, by a compiler that makes its instructions of GCC's vectors: clang 17 and later. GCC 14 takes them apart. */
+#if defined(__clang__) && defined(__riscv_v_intrinsic) && __riscv_v_intrinsic >= 12000
 #define PVR_RVV 1
 #endif
 
