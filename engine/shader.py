@@ -45,6 +45,7 @@ _WORDS = {
     "storage16": "16-bit values in storage buffers",
     "memory_model": "the Vulkan memory model",
     "int_dot": "integer dot products",
+    "coopmat": "matrices that a subgroup multiplies together, which no PowerVR has",
     "buffer_address": "addresses of buffers",
     "subgroup_basic": "subgroups",
     "subgroup_vote": "subgroup votes",
@@ -55,7 +56,7 @@ _WORDS = {
     "subgroup_clustered": "reductions over clusters of a subgroup",
     "subgroup_quad": "subgroup quads",
 }
-_VENDOR = {"CooperativeMatrixKHR", "CooperativeMatrixNV", "CooperativeVectorNV"}
+_VENDOR = {"CooperativeMatrixNV", "CooperativeVectorNV"}
 
 
 class NoCompiler(Exception):
@@ -250,6 +251,7 @@ def _in_words(what: str, why: str) -> Remark:
         return Remark("cooperative_matrix", why)
     feature = why.removeprefix("it needs ")
     if feature in _WORDS:
+        what = "cooperative_matrix" if feature == "coopmat" else what
         return Remark(what, f"it needs {_WORDS[feature]}: the feature {feature}")
     return Remark(what, why)
 

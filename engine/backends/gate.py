@@ -30,6 +30,7 @@ CAPABILITY_FEATURE = {
     "DotProductInput4x8Bit": "int_dot",
     "DotProductInput4x8BitPacked": "int_dot",
     "DotProductInputAll": "int_dot",
+    "CooperativeMatrixKHR": "coopmat",
     "PhysicalStorageBufferAddresses": "buffer_address",
     "GroupNonUniform": "subgroup_basic",
     "GroupNonUniformVote": "subgroup_vote",
@@ -48,6 +49,7 @@ _KNOWN_EXTENSIONS = {
     "SPV_KHR_integer_dot_product",
     "SPV_KHR_physical_storage_buffer",
     "SPV_KHR_vulkan_memory_model",
+    "SPV_KHR_cooperative_matrix",
 }
 
 Range = tuple[str, int, int]  # buffer, first byte, end

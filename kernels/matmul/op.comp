@@ -2,8 +2,25 @@
 // An invocation takes four rows and four tokens: a weight is unpacked once for all of these tokens,
 // and what is loaded of x serves four rows. Sums are separate variables, since an array that a
 // driver does not unroll would lie in memory. Grid: n / 4 over x, tokens / 4 over y and z.
+// With TILED see matmul_tiled.glsl, with COOPMAT matmul_coopmat.glsl.
 #version 450
+#if defined(TILED) || defined(COOPMAT)
+#extension GL_EXT_control_flow_attributes : require
+#endif
+#if defined(PACKED_INT8) || defined(PACKED_HALF)
+#define PACKED
+#endif
+#if defined(TILED) && defined(PACKED)
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#endif
 #include "pvr.glsl"
+#if defined(COOPMAT)
+#include "coopmat.glsl"
+#endif
+#if defined(PACKED)
+#include "packed.glsl"
+#endif
 #define WEIGHTS_BINDING 1
 #define WEIGHTS_QUADS
 #include "weights.glsl"
@@ -13,12 +30,6 @@ layout(push_constant) uniform Push {
 } push;
 layout(std430, set = 0, binding = 2) readonly buffer X { vec4 x[]; };
 layout(std430, set = 0, binding = 3) buffer Y { float y[]; };
-
-// Column r times scale[r], plus minimum[r].
-mat4 scaled(mat4 q, vec4 scale, vec4 minimum) {
-    return mat4(q[0] * scale.x + minimum.x, q[1] * scale.y + minimum.y, q[2] * scale.z + minimum.z,
-                q[3] * scale.w + minimum.w);
-}
 
 void store1(uint row, uint yi, float sum) {
     if (row < push.n)
@@ -33,6 +44,20 @@ void store(uint row, uint token, vec4 sum) {
     store1(row + 1u, yi + 1u, sum.y);
     store1(row + 2u, yi + 2u, sum.z);
     store1(row + 3u, yi + 3u, sum.w);
+}
+
+#if defined(TILED)
+#include "matmul_words.glsl"
+#include "matmul_tiled.glsl"
+#elif defined(COOPMAT)
+#include "matmul_words.glsl"
+#include "matmul_coopmat.glsl"
+#else
+
+// Column r times scale[r], plus minimum[r].
+mat4 scaled(mat4 q, vec4 scale, vec4 minimum) {
+    return mat4(q[0] * scale.x + minimum.x, q[1] * scale.y + minimum.y, q[2] * scale.z + minimum.z,
+                q[3] * scale.w + minimum.w);
 }
 
 void main() {
@@ -63,3 +88,5 @@ void main() {
 #define END(t) store(quad * 4u, token + uint(t), sum##t);
     FOR_TOKENS(END)
 }
+
+#endif

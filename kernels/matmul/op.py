@@ -2,7 +2,9 @@
 """matmul: y[t, y0 + i] (+)= sum over k of W[i, k] x[t, k], for i < n and t < n_tokens; rows of y
 are ldy apart.
 
-accumulate = 1 adds to what y holds. The same arithmetic as matvec, a block of tokens at a time.
+accumulate = 1 adds to what y holds. The same arithmetic as matvec, a block of tokens at a time:
+float32, int8 steps (CPU, `int_dot`), halves with a scale per 32 (`fp16`). `coopmat` rounds both
+weights and activations to halves and adds in float32.
 """
 
 from __future__ import annotations
@@ -14,12 +16,60 @@ from kernels import weights
 from kernels.contract import N_TOKENS, Bind, Contract, Groups, Variant, ceil_div
 from kernels.text import FORMAT_NAMES, Buffers, Push, format_variants, most_groups, spread, view
 
-ROWS, TOKENS = 4, 4  # of an invocation of the GLSL
+ROWS, TOKENS = 4, 4  # of an invocation of the baseline GLSL
+# Bytes of shared memory: tiles of 128 rows and 64 tokens (matmul_tiled.glsl) in float32, halves
+# and, with scales, int8; rows are 17 quads of tokens apart.
+_TILED = {"wide": 32 * (32 + 17) * 16, "fp16": 32 * (32 + 17) * 8 + 256}
+_TILED["int_dot"] = 8 * (32 + 17) * 16 + 2 * 256 + 2 * 512
+_ROUNDED = {"fp16": "PACKED_HALF", "int_dot": "PACKED_INT8"}
+_SHUFFLES = frozenset({"subgroup_basic", "subgroup_shuffle"})
+_MATRICES = frozenset({"coopmat", "fp16", "memory_model", "subgroup_basic"})
+
+
+def _tiled(fmt: str, name: str) -> Variant:
+    """A workgroup takes 128 rows and 64 tokens."""
+    defines = {f"FMT_{fmt.upper()}": "1", "TILED": "1", "ROWS": "128", "TOKENS": "64"}
+    needs: frozenset[str] = frozenset()
+    if name in _ROUNDED:
+        defines[_ROUNDED[name]] = "1"
+        needs = _SHUFFLES | {name}
+    return Variant(f"{fmt}_{name}", (256, 1, 1), defines, needs, _TILED[name], baseline=False)
+
+
+def _coopmat(fmt: str, name: str, tokens: int) -> Variant:
+    """A workgroup takes 128 rows and so many tokens, a subgroup of 32 32 and 64 of them. Rows are
+    80 bytes apart in shared memory (matmul_coopmat.glsl).
+    """
+    invocations = 128 // 32 * tokens // 64 * 32
+    defines = {f"FMT_{fmt.upper()}": "1", "COOPMAT": "1", "PACKED_HALF": "1"}
+    defines |= {"ROWS": "128", "TOKENS": str(tokens)}
+    shared = 2 * 80 * (128 + tokens) + 32 * invocations
+    return Variant(f"{fmt}_{name}", (invocations, 1, 1), defines, _MATRICES, shared, baseline=False)
+
+
+def _variants() -> tuple[Variant, ...]:
+    out: list[Variant] = []
+    for base in format_variants(32):
+        fmt = base.name
+        out += [base, _tiled(fmt, "wide"), _tiled(fmt, "fp16")]
+        out += [_tiled(fmt, "int_dot")] if fmt != "f16" else []
+        out += [_coopmat(fmt, "coopmat", 128), _coopmat(fmt, "coopmat_64", 64)]
+    return tuple(out)
+
+
+def tile(variant: Variant) -> tuple[int, int]:
+    """Rows and tokens that a workgroup takes."""
+    if variant.baseline:
+        return ROWS * variant.workgroup[0], TOKENS
+    return int(variant.defines["ROWS"]), int(variant.defines["TOKENS"])
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    tokens = spread(ceil_div(push["tokens"], TOKENS), most_groups(push)[1])
-    return (ceil_div(push["n"], ROWS * variant.workgroup[0]), *tokens)
+    rows, tokens = tile(variant)
+    return (
+        ceil_div(push["n"], rows),
+        *spread(ceil_div(push["tokens"], tokens), most_groups(push)[1]),
+    )
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
@@ -44,7 +94,7 @@ OP = Contract(
         ("y0", "u32"),
         ("ldy", "u32"),
     ),
-    variants=format_variants(32),
+    variants=_variants(),
     groups=groups,
     reference=reference,
 )

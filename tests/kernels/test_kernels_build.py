@@ -86,6 +86,22 @@ def test_what_a_module_asks_for(toy: Path) -> None:
     assert compiled(toy, "wide").capabilities == ["Shader", "Float64"]
 
 
+def test_a_variant_that_the_compiler_is_too_old_for(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = toy / "kernels" / "toy" / "op.comp"
+    newer = "#version 450\n#ifdef SUM\n#extension GL_KHR_magic : require\n#endif\n"
+    source.write_text(SHADER.replace("#version 450\n", newer))
+    base, summing, _ = TOY.variants
+    extra = replace(summing, baseline=False)
+    made = build_spirv.build_op(toy, toy, replace(TOY, variants=(base, extra)))
+    assert list(made) == ["base"]
+    assert (toy / "toy.sum.spv").read_bytes() == b""
+    assert "toy.sum is left out" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="GL_KHR_magic"):
+        build_spirv.build_op(toy, toy, replace(TOY, variants=(summing,)))
+
+
 def test_good_variants_pass(toy: Path) -> None:
     for name in ("base", "sum"):
         build_spirv.check(TOY, TOY.variant(name), compiled(toy, name))
@@ -154,10 +170,10 @@ def test_the_manifest_is_true_and_every_operation_has_a_baseline() -> None:
         contract = kernels.op(name)
         assert list(variants) == [v.name for v in contract.variants]
         assert any(entry["baseline"] for entry in variants.values())
-        for entry in variants.values():
+        for variant, entry in variants.items():
             data = (kernels.artifacts() / entry["file"]).read_bytes()
             assert hashlib.sha256(data).hexdigest() == entry["sha256"]
-            assert entry["push_bytes"] == 4 * len(contract.push)
+            assert entry["push_bytes"] == contract.push_bytes(contract.variant(variant))
 
 
 def test_operations_are_found_by_their_folders(tmp_path: Path) -> None:

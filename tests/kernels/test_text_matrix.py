@@ -12,6 +12,7 @@ import pytest
 import kernels
 from kernels import weights
 from kernels.contract import FORMATS
+from kernels.matmul.op import tile
 from tests.kernels.harness import Runner
 
 FMTS = ["q4", "q8", "f16"]
@@ -75,10 +76,10 @@ def product(
     base = window.copy() if push["accumulate"] else 0.0
     size = np.abs(used) @ np.abs(w).T  # what float32 sums may be wrong by is a part of it
     int8 = fmt != "f16" and runner.backend.info.kind != "gpu"
-    if not int8 and not variant.endswith("_int_dot"):
+    needs = kernels.op(op).variant(variant or fmt).needs
+    if not int8 and "int_dot" not in needs:
         window[:] = base + used @ w.T
-        halves = variant.endswith(("_fp16", "_coopmat"))
-        bound = (1e-3 if halves else 2e-6) * size
+        bound = (1e-3 if "fp16" in needs else 2e-6) * size
     else:
         step_sum, step = rounded(used)
         window[:] = base + step_sum @ w.T
@@ -112,14 +113,24 @@ def test_matvec_adds_and_leaves_the_rest(runner: Runner, fmt: str) -> None:
 @pytest.mark.parametrize("fmt", FMTS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 9, 16, 33])
 def test_matmul(runner: Runner, fmt: str, tokens: int) -> None:
-    product(runner, "matmul", fmt, 37, 96, tokens)
+    for v in runner.variants("matmul", fmt):
+        product(runner, "matmul", fmt, 37, 96, tokens, variant=v)
 
 
 @pytest.mark.parametrize("fmt", FMTS)
 def test_matmul_adds_and_leaves_the_rest(runner: Runner, fmt: str) -> None:
-    product(runner, "matmul", fmt, 45, 128, 7, chunk=24, accumulate=1, y0=64, ldy=160)
-    product(runner, "matmul", fmt, 32, 64, 11, chunk=16, accumulate=0, y0=16, ldy=50)
-    product(runner, "matmul", fmt, 200, 576, 17, chunk=32)
+    for v in runner.variants("matmul", fmt):
+        more = {"accumulate": 1, "y0": 64, "ldy": 160}
+        product(runner, "matmul", fmt, 45, 128, 7, chunk=24, variant=v, **more)
+        more = {"accumulate": 0, "y0": 16, "ldy": 50}
+        product(runner, "matmul", fmt, 32, 64, 11, chunk=16, variant=v, **more)
+        product(runner, "matmul", fmt, 200, 576, 17, chunk=32, variant=v)
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+def test_matmul_of_several_tiles(runner: Runner, fmt: str) -> None:
+    for v in runner.variants("matmul", fmt):
+        product(runner, "matmul", fmt, 150, 64, 131, variant=v)
 
 
 @pytest.mark.parametrize("fmt", FMTS)
@@ -164,5 +175,9 @@ def test_no_axis_has_more_groups_than_a_device_allows(op: str) -> None:
         push = {"fmt": 0, "n": n, "k": 32, "tokens": 100}
         x, y, z = contract.groups(push, variant)
         assert max(x, y, z) <= 65535
-        rows = 16 if op == "matvec" else 4 * variant.workgroup[0]
-        assert x * (y if op == "matvec" else z) * rows >= n
+        if op == "matvec":
+            assert x * y * 16 >= n
+        else:
+            rows, tokens = tile(variant)
+            assert x * rows >= n
+            assert y * z * tokens >= 100

@@ -55,7 +55,8 @@ def test_a_baseline_variant_fits_the_least_device() -> None:
         ({"capabilities": ["Shader", "Int8"]}, "int8"),
         ({"capabilities": ["Shader", "Float16"]}, "fp16"),
         ({"capabilities": ["Shader", "GroupNonUniformArithmetic"]}, "subgroup_arithmetic"),
-        ({"capabilities": ["Shader", "CooperativeMatrixKHR"]}, "not known"),
+        ({"capabilities": ["Shader", "CooperativeMatrixKHR"]}, "it needs coopmat"),
+        ({"capabilities": ["Shader", "CooperativeMatrixNV"]}, "not known"),
         ({"extensions": ["SPV_VENDOR_magic"]}, "SPV_VENDOR_magic"),
         ({"needs": ["fp16"]}, "fp16"),
         ({"workgroup": [256, 1, 1]}, "256 invocations"),
@@ -124,7 +125,8 @@ def test_calls_that_are_not_recorded(
 @pytest.mark.parametrize(
     ("change", "limit", "why"),
     [
-        ({"capabilities": ["Shader", "CooperativeMatrixKHR"]}, {}, "CooperativeMatrixKHR"),
+        ({"capabilities": ["Shader", "CooperativeMatrixKHR"]}, {}, "it needs coopmat"),
+        ({"capabilities": ["Shader", "CooperativeMatrixNV"]}, {}, "CooperativeMatrixNV"),
         ({"extensions": ["SPV_NV_magic"]}, {}, "SPV_NV_magic"),
         ({"needs": ["magic"]}, {}, "it needs magic"),
         ({}, {"max_workgroup_invocations": 63}, "64 invocations a workgroup, 63 allowed"),

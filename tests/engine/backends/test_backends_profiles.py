@@ -113,6 +113,16 @@ def test_each_operation_has_a_variant_for_each_profile(name: str) -> None:
             assert not set(entry["needs"]) - profile.features or why
 
 
+@pytest.mark.parametrize("name", MESA)
+def test_no_large_variant_of_a_matrix_operation_fits_powervr(name: str) -> None:
+    """Whatever their driver says it can do: not one of these is made for them."""
+    profile = profiles.load(name)
+    for op in ("matvec", "matmul"):
+        for variant, entry in kernels.manifest()[op].items():
+            why = gate.misfit(entry, profile.alone(), profile.features)
+            assert bool(why) != entry["baseline"], f"{op}.{variant}"
+
+
 def test_which_profile_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(profiles.VARIABLE, raising=False)
     assert profiles.wanted(None) is None
