@@ -277,6 +277,15 @@ class State:
         raw = self.executable.read("logits", self.model.vocab * 4)
         return np.ascontiguousarray(raw).view(np.float32)
 
+    def hidden(self, count: int) -> npt.NDArray[np.float32]:
+        """What the last slice left of its first `count` tokens behind the last layer and the final
+        norm: f32 [count, width]. Not after `decode`.
+        """
+        width = self.model.width
+        raw = self.executable.read("x", 4 * width * count)
+        x = np.ascontiguousarray(raw).view(np.float32).reshape(count, width)
+        return self.model.normalised(x)
+
     def close(self) -> None:
         self.executable.close()
 
@@ -309,6 +318,9 @@ class TextModel:
             )
         )
         settings = self.tokenizer.settings
+        norm = next(n for n in self.graph.nodes if n.op == "rms_norm" and n.attrs["last"])
+        self.width = norm.int("k")
+        self._final_norm = compiled.blob(norm.weights[0]), float(norm.attrs["eps"])
         self.template = ChatTemplate(
             meta["template"],
             self.tokenizer.special(settings.bos),
@@ -415,6 +427,13 @@ class TextModel:
                 if chunk == 1:
                     raise
                 chunk //= 2
+
+    def normalised(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The final norm of rows of hidden states."""
+        blob, eps = self._final_norm
+        weight = np.ascontiguousarray(blob).view(np.float32)[: self.width]
+        mean = np.mean(np.square(x), axis=-1, keepdims=True)
+        return np.asarray(x / np.sqrt(mean + eps) * weight, np.float32)
 
     def count(self, text: str) -> int:
         """Tokens of a plain text."""

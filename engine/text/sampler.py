@@ -118,14 +118,14 @@ def sample(
         if len(fitting := known[allowed[known]]):
             return int(fitting[0])
     if settings.penalises or allowed is not None:
-        logits = everything()
+        raw = everything()
         if settings.penalises:
-            logits = penalised(logits, settings, history)
+            raw = penalised(raw, settings, history)
         if allowed is not None:
-            some = np.zeros(len(logits), np.bool_)
-            some[: len(allowed)] = allowed[: len(logits)]
-            logits = np.where(some, logits, np.float32(-np.inf))
-        best = Candidates.of(logits)
+            some = np.zeros(len(raw), np.bool_)
+            some[: len(allowed)] = allowed[: len(raw)]
+            raw = np.where(some, raw, np.float32(-np.inf))
+        best = Candidates.of(raw)
     elif not (_suffices(best, settings, vocab) if mirostat is None else len(best.ids) >= vocab):
         best = Candidates.of(everything())
     if greedy:

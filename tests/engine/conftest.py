@@ -117,6 +117,11 @@ class FloatLlama:
 
     def logits(self, ids: list[int]) -> np.ndarray:
         """Logits [len(ids), vocab] after each token."""
+        head = self.t["token_embd.weight"] if self.s.tied else self.t["output.weight"]
+        return self.hidden(ids) @ head.T
+
+    def hidden(self, ids: list[int]) -> np.ndarray:
+        """States [len(ids), hidden] behind the final norm."""
         s, t = self.s, self.t
         x = t["token_embd.weight"][ids]
         for i in range(s.layers):
@@ -136,8 +141,7 @@ class FloatLlama:
             h = self._norm(x, t[p + "ffn_norm.weight"])
             gate, up = h @ t[p + "ffn_gate.weight"].T, h @ t[p + "ffn_up.weight"].T
             x = x + (gate / (1 + np.exp(-gate)) * up) @ t[p + "ffn_down.weight"].T
-        head = t["token_embd.weight"] if s.tied else t["output.weight"]
-        return self._norm(x, t["output_norm.weight"]) @ head.T
+        return self._norm(x, t["output_norm.weight"])
 
     @staticmethod
     def _norm(x: np.ndarray, w: np.ndarray) -> np.ndarray:
