@@ -6,14 +6,22 @@ until it is packed. Passes (engine/passes) turn a Graph into a Graph and note wh
 
 Operations (inputs -> output; weights; attributes):
 
-    lookup     ids -> x [T, K]; table
-    rms_norm   x -> y; vector; eps, last (true: only the last row of a prompt, row 0 of y)
+    lookup     ids -> x [T, K]; table; k, scale
+    rms_norm   x [, residual] -> y; vector; k, eps, last (true: only the last row of a prompt)
     linear     x [, residual] -> y [T, n]; one or more matrices whose rows follow each other; n, k
-    rope       x -> y; [table]; heads, dim, rope_dims, neox
-    attention  q, k, v -> a; heads, kv_heads, dim, layer
+    bias       x -> y; vector; n
+    head_norm  x -> y; vector; heads, dim, eps, whole (true: all heads together)
+    rope       x -> y; [table, and one for long contexts]; heads, dim, rope_dims, neox, table
+               [, long_table, short_context: the first is for sessions of no more tokens]
+    attention  q, k, v -> a; heads, kv_heads, dim, layer, scale, window, softcap
+    qk_norm    qkv -> qkv'; vector (Q's, then K's); heads, kv_heads, dim, eps, whole
     rope_kv    qkv -> qkv'; table; heads, kv_heads, dim, rope_dims, neox, layer; stores K and V
-    attend     qkv' -> a; heads, kv_heads, dim, layer
-    silu, mul, add, swiglu (gate then up -> h; f)
+    attend     qkv' -> a; heads, kv_heads, dim, layer, scale, window, softcap
+    silu, gelu, mul, add, swiglu (gate then up -> h; f, act, each)
+    route      logits -> experts and shares; experts, used, norm (true: shares of those used)
+    expert_linear  x, route -> y [T, used, n]; one or two stacks of matrices; n, k, experts, used
+    expert_sum     x [T, used, k], route [, residual] -> y [T, n]; a stack; n, k, experts, used
+    softcap    logits -> logits'; v, cap
     topk       logits -> out; v
 """
 
@@ -33,14 +41,22 @@ OPS = frozenset(
         "lookup",
         "rms_norm",
         "linear",
+        "bias",
+        "head_norm",
         "rope",
         "attention",
+        "qk_norm",
         "rope_kv",
         "attend",
         "silu",
+        "gelu",
         "mul",
         "add",
         "swiglu",
+        "route",
+        "expert_linear",
+        "expert_sum",
+        "softcap",
         "topk",
     }
 )
@@ -48,10 +64,11 @@ OPS = frozenset(
 
 @dataclass(frozen=True)
 class Part:
-    """All rows of one tensor of the source file."""
+    """Rows of one tensor of the source file, from `row` on."""
 
     tensor: str
     rows: int
+    row: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +174,7 @@ class Graph:
                     w.name,
                     list(w.shape),
                     w.source,
-                    [[p.tensor, p.rows] for p in w.parts],
+                    [[p.tensor, p.rows, p.row] for p in w.parts],
                     w.format,
                     w.layout,
                 ]
@@ -184,7 +201,7 @@ class Graph:
                     str(name),
                     (int(shape[0]), int(shape[1])),
                     str(source),
-                    tuple(Part(str(t), int(r)) for t, r in parts),
+                    tuple(Part(str(t), int(n), int(r)) for t, n, r in parts),
                     str(fmt),
                     str(layout),
                 )

@@ -2,13 +2,15 @@
 """Graph + what a device allows -> Program.
 
 Buffers of a text program: `params`, `ids` (input, u32 for each token of a chunk), scratch for x, h,
-qkv, a, gu, f, `logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk` (output) and one
-buffer for each weight. Sequences: `decode` (one token), `prefill` (up to `chunk` tokens), `head`
-(the last row's norm, logits and topk). Scratch is not shared by lifetime: one buffer, one purpose.
+qkv, a, gate_up, f and more, `logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk`
+(output) and one buffer for each weight. Sequences: `decode` (one token), `prefill` (up to `chunk`
+tokens), `head` (the last row's norm, logits and topk). Scratch is not shared by lifetime: one
+buffer, one purpose.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from engine.program import Binding, Buffer, Call, Program
 from kernels import op as contract_of
 from kernels import weights as packing
 from kernels.contract import FORMATS, PARAM_WORDS, Contract, Variant
+from kernels.swiglu.op import ACTS
 from kernels.topk.op import RECORD_WORDS, part_nbytes
 
 # May this operation's variant be used? (A self-test may have put it aside.)
@@ -155,8 +158,10 @@ class Lowering:
             self._buffers[w.name] = Buffer(w.name, weight_nbytes(w), "weight")
         emit = {
             "lookup": self._lookup, "rms_norm": self._rms_norm, "linear": self._linear,
-            "rope_kv": self._rope_kv, "attend": self._attend, "swiglu": self._swiglu,
-            "topk": self._topk,
+            "bias": self._bias, "qk_norm": self._qk_norm, "rope_kv": self._rope_kv,
+            "attend": self._attend, "swiglu": self._swiglu, "route": self._route,
+            "expert_linear": self._expert_linear, "expert_sum": self._expert_sum,
+            "softcap": self._softcap, "topk": self._topk,
         }  # fmt: skip
         if left := {n.op for n in self._graph.nodes} - set(emit):
             raise BadModel(f"The graph's {min(left)} was not fused; no kernel does it alone.")
@@ -260,12 +265,15 @@ class Lowering:
 
     def _rms_norm(self, node: Node) -> None:
         k, last = node.int("k"), bool(node.attrs["last"])
-        x = self._in(node)
+        x, add = self._in(node), len(node.inputs) == 2
         # From the last row's norm on, everything is the head, which runs once a prompt.
         self._in_head = self._in_head or last
-        y = self._out(node, self._scratch("last" if last else "h", k, 1 if last else None))
+        if add:
+            y = self._out(node, self._where[node.inputs[1]])
+        else:
+            y = self._out(node, self._scratch("last" if last else "h", k, 1 if last else None))
         bindings = [x, Binding(node.weights[0]), y]
-        push = {"k": k, "eps": float(node.attrs["eps"]), "last": int(last), "add": 0}
+        push = {"k": k, "eps": float(node.attrs["eps"]), "last": int(last), "add": int(add)}
         self._call("rmsnorm", bindings, None, "", push)
 
     def _linear(self, node: Node) -> None:
@@ -297,6 +305,16 @@ class Lowering:
         if y0 != n:
             raise BadModel(f"The graph's node {node.name} has {y0} rows, not {n}.")
 
+    def _bias(self, node: Node) -> None:
+        y = self._out(node, self._where[node.inputs[0]])
+        self._call("add_bias", [Binding(node.weights[0]), y], None, "", {"n": node.int("n")})
+
+    def _qk_norm(self, node: Node) -> None:
+        qkv = self._out(node, self._where[node.inputs[0]])
+        push: dict[str, float] = {name: node.int(name) for name in ("heads", "kv_heads", "dim")}
+        push |= {"eps": float(node.attrs["eps"]), "whole": int(bool(node.attrs["whole"]))}
+        self._call("head_norm", [Binding(node.weights[0]), qkv], None, "", push)
+
     def _sizes(self, node: Node) -> dict[str, float]:
         sizes: dict[str, float] = {name: node.int(name) for name in ("heads", "kv_heads", "dim")}
         return {**sizes, "ctx": self._context}
@@ -308,8 +326,9 @@ class Lowering:
 
     def _rope_kv(self, node: Node) -> None:
         qkv = self._out(node, self._where[node.inputs[0]])
-        # The table is as long as the model's longest context.
-        table = Binding(node.weights[0], 0, self._context * node.int("rope_dims") * 4)
+        long = len(node.weights) > 1 and self._context > node.int("short_context")
+        # The tables are as long as the model's longest context.
+        table = Binding(node.weights[int(long)], 0, self._context * node.int("rope_dims") * 4)
         neox = int(bool(node.attrs["neox"]))
         bindings = [qkv, table, *self._caches(node)]
         rope_dims = node.int("rope_dims")
@@ -320,14 +339,67 @@ class Lowering:
         sizes = self._sizes(node)
         out = self._out(node, self._scratch("a", node.int("heads") * node.int("dim")))
         bindings = [self._in(node), *self._caches(node), out]
-        push = {**sizes, "scale": sizes["dim"] ** -0.5, "window": 0, "softcap": 0.0}
+        push = {**sizes, "scale": float(node.attrs["scale"]), "window": node.int("window")}
+        push["softcap"] = float(node.attrs["softcap"])
         self._call("attention_decode", bindings, None, "decode", push)
         self._call("attention_prefill", bindings, None, "prefill", push)
 
     def _swiglu(self, node: Node) -> None:
-        f = node.int("f")
-        out = self._out(node, self._scratch("f", f))
-        self._call("swiglu", [self._in(node), out], None, "", {"f": f, "act": 0, "each": 1})
+        f, each = node.int("f"), node.int("each")
+        out = self._out(node, self._scratch("f", f * each))
+        push: dict[str, float] = {"f": f, "act": ACTS[str(node.attrs["act"])], "each": each}
+        self._call("swiglu", [self._in(node), out], None, "", push)
+
+    def _route(self, node: Node) -> None:
+        used = node.int("used")
+        out = self._out(node, self._scratch("route", 2 * used))
+        push: dict[str, float] = {"experts": node.int("experts"), "used": used}
+        push["norm"] = int(bool(node.attrs["norm"]))
+        self._call("route", [self._in(node), out], None, "", push)
+
+    def _expert_linear(self, node: Node) -> None:
+        n, used = node.int("n"), node.int("used")
+        y = self._out(node, self._scratch(node.name.rpartition(".")[2], n * used))
+        each = n // len(node.weights)
+        for i in range(len(node.weights)):
+            push: dict[str, float] = {"n": each, "sum": 0, "y0": i * each, "ldy": n}
+            self._experts(node, i, y, push)
+
+    def _expert_sum(self, node: Node) -> None:
+        if len(node.inputs) != 3:
+            raise BadModel(f"The graph's {node.name} was not fused with a sum.")
+        n = node.int("n")
+        y = self._out(node, self._where[node.inputs[2]])
+        self._experts(node, 0, y, {"n": n, "sum": 1, "y0": 0, "ldy": n})
+
+    def _experts(self, node: Node, i: int, y: Binding, push: dict[str, float]) -> None:
+        """A stack of matrices, cut between experts where the device cannot bind it all."""
+        w, n = self._weight(node, i), int(push["n"])
+        count = node.int("experts")
+        if w.shape != (count * n, node.int("k")) or n % packing.ROWS:
+            raise BadModel(f"The graph's node {node.name} has a matrix of the wrong shape.")
+        one = weight_nbytes(w) // count
+        # Each shard begins at a multiple of 256 bytes.
+        step = 256 // math.gcd(one, 256)
+        most = min(count, self._device.limits.max_storage_range // one)
+        if most < count:
+            most = most // step * step
+        if most == 0:
+            raise OutOfMemory(
+                f"An expert of the matrix {w.name} is larger than the device can bind."
+            )
+        for first in range(0, count, most):
+            held = min(most, count - first)
+            whole = held == count
+            binding = Binding(w.name) if whole else Binding(w.name, first * one, held * one)
+            bindings = [binding, self._in(node), self._in(node, 1), y]
+            more = {**push, "k": w.shape[1], "first": first, "count": held}
+            self._call("experts", bindings, w.format, "", {**more, "used": node.int("used")})
+
+    def _softcap(self, node: Node) -> None:
+        x = self._out(node, self._where[node.inputs[0]])
+        push: dict[str, float] = {"n": node.int("v"), "cap": float(node.attrs["cap"])}
+        self._call("softcap", [x], None, "", push)
 
     def _topk(self, node: Node) -> None:
         v = node.int("v")

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from engine.errors import BadModel, UnsupportedModel
 from engine.importers import ggml
+from engine.importers.source import TensorInfo, pread
 
 MAGIC = b"GGUF"
 MAX_METADATA = 64 << 20  # bytes before the tensor data; the largest vocabularies need about 20 MiB
@@ -34,19 +34,6 @@ _SCALARS = {
     10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """A tensor of the file: `shape` is [rows, columns], columns contiguous; `offset` from the
-    file's start.
-    """
-
-    name: str
-    kind: ggml.Type
-    shape: tuple[int, int]
-    offset: int
-    nbytes: int
 
 
 class _Reader:
@@ -233,20 +220,7 @@ class Gguf:
             BadModel: the file has become shorter.
         """
         stride = tensor.nbytes // tensor.shape[0]
-        out = np.empty(rows * stride, np.uint8)
-        view, at = memoryview(out.data), tensor.offset + row * stride
-        while view:
-            n = os.preadv(self._fd, [view], at)
-            if n == 0:
-                raise BadModel("The GGUF file became shorter while it was read.")
-            view, at = view[n:], at + n
-        return out
-
-    def rows(self, tensor: TensorInfo, step: int) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """The whole tensor, `step` rows at a time: (number of rows, bytes)."""
-        for row in range(0, tensor.shape[0], step):
-            n = min(step, tensor.shape[0] - row)
-            yield n, self.read(tensor, row, n)
+        return pread(self._fd, rows * stride, tensor.offset + row * stride)
 
     # Typed look-ups; a value of the wrong type is a damaged file, not a surprise later.
 

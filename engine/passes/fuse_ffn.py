@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gate and up in one matrix product, SiLU and the product of both in one operation."""
+"""Gate and up in one product, the activation and the product of both in one operation."""
 
 from __future__ import annotations
 
-from engine.graph import Graph, Node, changed
+from engine.graph import Attr, Graph, Node, changed
+
+_ACTS = ("silu", "gelu")
+_PRODUCTS = ("linear", "expert_linear")
 
 
 def fuse_ffn(graph: Graph) -> Graph:
-    """mul(silu(linear), linear) -> swiglu(linear), where both linears read the same value."""
+    """mul(silu(linear), linear) -> swiglu(linear), where both linears read the same values; the
+    same with gelu, and with the products of experts.
+    """
     made = graph.producers()
     users = graph.users()
     gone: set[str] = set()
@@ -15,31 +20,28 @@ def fuse_ffn(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op != "mul":
             continue
-        silu, up = (made.get(v) for v in node.inputs)
-        if silu is None or up is None or silu.op != "silu" or up.op != "linear":
+        act, up = (made.get(v) for v in node.inputs)
+        if act is None or up is None or act.op not in _ACTS or up.op not in _PRODUCTS:
             continue
-        gate = made.get(silu.inputs[0])
+        gate = made.get(act.inputs[0])
         if (
             gate is None
-            or gate.op != "linear"
+            or gate.op != up.op
             or gate.inputs != up.inputs
-            or len(gate.inputs) != 1
-            or (gate.int("n"), gate.int("k")) != (up.int("n"), up.int("k"))
-            or any(len(users[n.output]) != 1 for n in (silu, up, gate))
+            or gate.attrs != up.attrs
+            or (gate.op == "linear" and len(gate.inputs) != 1)
+            or any(len(users[n.output]) != 1 for n in (act, up, gate))
         ):
             continue
         base = node.name.rpartition(".")[0]
         f = gate.int("n")
-        both = Node(
-            f"{base}.gate_up",
-            "linear",
-            gate.inputs,
-            f"{base}.gate_up",
-            (*gate.weights, *up.weights),
-            {"n": 2 * f, "k": gate.int("k")},
-        )
-        glu = Node(node.name, "swiglu", (both.output,), node.output, (), {"f": f})
-        gone |= {silu.name, up.name, gate.name}
+        name = f"{base}.gate_up"
+        attrs: dict[str, Attr] = {**gate.attrs, "n": 2 * f}
+        both = Node(name, gate.op, gate.inputs, name, (*gate.weights, *up.weights), attrs)
+        each = gate.int("used") if gate.op == "expert_linear" else 1
+        attrs = {"f": f, "act": act.op, "each": each}
+        glu = Node(node.name, "swiglu", (both.output,), node.output, (), attrs)
+        gone |= {act.name, up.name, gate.name}
         replaced[node.name] = (both, glu)
     nodes: list[Node] = []
     for node in graph.nodes:

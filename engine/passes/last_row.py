@@ -9,7 +9,7 @@ from engine.graph import Graph, changed
 
 
 def last_row(graph: Graph) -> Graph:
-    """Marks the norm before rms_norm -> linear -> topk so that it takes the last row alone."""
+    """Marks the norm of rms_norm -> linear [-> softcap] -> topk: it takes the last row alone."""
     users = graph.users()
     made = graph.producers()
     heads: set[str] = set()
@@ -17,6 +17,8 @@ def last_row(graph: Graph) -> Graph:
         if node.op != "topk":
             continue
         linear = made[node.inputs[0]]
+        if linear.op == "softcap":
+            linear = made[linear.inputs[0]]
         norm = made.get(linear.inputs[0])
         if (
             norm

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout: which internal format each matrix gets, and which matrices become one.
 
-Every source type has one internal format (engine/importers/ggml.py) that holds it exactly, or f16.
+Every source type has one internal format (engine/importers/ggml.py).
 Matrices of one product that share a format are laid under each other, as long as each but the last
 fills its tiles of 16 rows.
 """

@@ -19,11 +19,12 @@ from engine.backends.base import Backend, Executable
 from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory, PvrError
 from engine.graph import Graph, Weight, explain
 from engine.importers import ggml
+from engine.importers.decoder import Model
+from engine.importers.families import import_model
 from engine.importers.gguf import Gguf
-from engine.importers.llama import import_graph, rope_frequencies
+from engine.importers.source import pieces
 from engine.lower import allowed, lower, weight_nbytes
 from engine.passes import optimise
-from engine.passes.fold_rope import TABLE
 from engine.program import Program
 from engine.record import recorded
 from engine.text.sampler import RECORD_BYTES
@@ -33,7 +34,7 @@ from kernels.weights import ROWS
 
 Progress = Callable[[float], None]
 
-COMPILER = 1  # goes up whenever compiled models of before must not be used any more
+COMPILER = 2  # goes up whenever compiled models of before must not be used any more
 DEFAULT_CONTEXT = 4096
 CHUNK = 128  # tokens of a prompt in one slice
 SOFTWARE_CHUNK = 32
@@ -49,19 +50,12 @@ def fingerprint(fd: int) -> str:
     return f"{size:x}-{first:08x}-{last:08x}"
 
 
-def rope_table(freqs: list[float], positions: int) -> npt.NDArray[np.float32]:
-    """(cos, sin) of each position and pair: f32 [positions, R/2, 2], computed as doubles."""
-    angles = np.arange(positions)[:, None] * np.asarray(freqs)[None, :]
-    return np.stack([np.cos(angles), np.sin(angles)], axis=2).astype(np.float32)
-
-
-def _weight_chunks(file: Gguf, weight: Weight) -> Iterator[npt.NDArray[Any]]:
+def _weight_chunks(model: Model, weight: Weight) -> Iterator[npt.NDArray[Any]]:
     """A weight as kernels read it, a few tiles at a time."""
     k = weight.shape[1]
     step = max(1, _CHUNK_ELEMENTS // (k * ROWS)) * ROWS
     for part in weight.parts:
-        tensor = file.tensors[part.tensor]
-        for rows, raw in file.rows(tensor, step):
+        for tensor, rows, raw in pieces(model.source, part, step):
             if weight.layout == "rows":
                 values = ggml.vector(tensor.kind, raw)
                 if not np.isfinite(values).all():
@@ -71,16 +65,16 @@ def _weight_chunks(file: Gguf, weight: Weight) -> Iterator[npt.NDArray[Any]]:
                 yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name)
 
 
-def _weight_blob(file: Gguf, weight: Weight) -> pvrm.Blob:
-    if weight.name == TABLE:
-        table = rope_table(rope_frequencies(file, weight.shape[1]), weight.shape[0])
-        return pvrm.array_blob(TABLE, table, shape=weight.shape)
+def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
+    if weight.name in model.ropes:
+        table = model.ropes[weight.name].table(weight.shape[0])
+        return pvrm.array_blob(weight.name, table, shape=weight.shape)
     return pvrm.Blob(
         weight.name,
         weight.format,
         weight.shape,
         weight_nbytes(weight),
-        lambda: _weight_chunks(file, weight),
+        lambda: _weight_chunks(model, weight),
     )
 
 
@@ -92,12 +86,13 @@ def prepare(fd: int) -> tuple[dict[str, Any], list[pvrm.Blob]]:
         BadModel, UnsupportedModel
     """
     file = Gguf(fd)
-    graph = optimise(import_graph(file))
+    model = import_model(file)
+    graph = optimise(model.graph)
     tokens = import_tokenizer(file, int(graph.attrs["vocab"]))
     template = None
     if "tokenizer.chat_template" in file.metadata:
         template = file.text("tokenizer.chat_template")
-    blobs = [_weight_blob(file, w) for w in graph.weights.values()]
+    blobs = [_weight_blob(model, w) for w in graph.weights.values()]
     library = np.frombuffer(tokens.library, np.uint8)
     blobs.append(pvrm.array_blob("tokenizer/library", library, "json"))
     blobs.append(pvrm.array_blob("tokenizer/pieces", tokens.pieces, "bytes"))
@@ -150,7 +145,7 @@ def inspect(fd: int) -> dict[str, Any]:
 
 def explain_file(fd: int) -> str:
     """What the passes do to a model, as a table."""
-    return explain(optimise(import_graph(Gguf(fd))))
+    return explain(optimise(import_model(Gguf(fd)).graph))
 
 
 def _described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:

@@ -206,9 +206,9 @@ def test_sparse_file_of_strings_is_refused_early(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"general__architecture": "qwen2"}, "qwen2"),
-        ({"llama__rope__scaling__type": "yarn"}, "yarn"),
-        ({"llama__expert_count": 8}, "mixture of experts"),
+        ({"general__architecture": "gptneox"}, "'gptneox', which is not supported .*qwen2"),
+        ({"llama__rope__scaling__type": "dynamic"}, "dynamic"),
+        ({"llama__expert_count": 60, "llama__expert_used_count": 40}, "40 of 60 experts"),
         ({"tokenizer__ggml__model": "bert"}, "bert"),
         ({"split__count": 3}, "split"),
     ],

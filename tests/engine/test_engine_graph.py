@@ -18,7 +18,7 @@ from engine.backends.null import NullBackend
 from engine.errors import BadModel, OutOfMemory
 from engine.graph import Graph, Node, explain
 from engine.importers.gguf import Gguf
-from engine.importers.llama import import_graph
+from engine.importers.families import import_model
 from engine.lower import allowed, choose, lower, weight_nbytes
 from engine.passes import PASSES, optimise
 from engine.passes.fuse_add import fuse_add
@@ -30,7 +30,7 @@ from kernels.contract import Contract, Variant
 
 def graph_of(path: Path) -> Graph:
     fd = os.open(path, os.O_RDONLY)
-    graph = import_graph(Gguf(fd))
+    graph = import_model(Gguf(fd)).graph
     os.close(fd)
     return graph
 
@@ -153,7 +153,7 @@ def test_limits(tiny_q8: Path) -> None:
 def test_grids_of_any_length(
     tiny: Any, tmp_path: Path, most: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.importers.llama.MAX_CONTEXT", 131072)
+    monkeypatch.setattr("engine.importers.decoder.MAX_CONTEXT", 131072)
     shape = tiny.shape(vocab=1500, context=131072)
     path = tiny.write(tmp_path / "m.gguf", "Q8_0", shape)
     program = lower(optimise(graph_of(path)), device(max_workgroup_count=most), 131072, 131072)

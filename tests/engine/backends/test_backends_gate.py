@@ -22,7 +22,7 @@ from engine.backends.gate import (
 from engine.backends.vulkan import VulkanBackend, api
 from engine.errors import InvalidArgument
 from engine.importers.gguf import Gguf
-from engine.importers.llama import import_graph
+from engine.importers.families import import_model
 from engine.lower import lower
 from engine.passes import optimise
 from engine.text.model import TextModel
@@ -114,7 +114,7 @@ def test_what_op_py_says_is_enough_for_sizes() -> None:
 def test_calls_that_are_not_recorded(
     push: int, groups: tuple[int, int, int], ranges: list[tuple[str, int, int]], why: str
 ) -> None:
-    op = kernels.op("swiglu")
+    op = kernels.op("add_bias")
     base = op.variants[0]
     assert why in call_misfit(op, base, bytes(push), groups, ranges, Limits())
     good = [("a", 0, 128 << 20), ("b", 256, 512)]
@@ -133,7 +133,7 @@ def test_calls_that_are_not_recorded(
         ({}, {"max_workgroup_size": (63, 1, 1)}, "64x1x1, 63x1x1 allowed"),
         ({"shared_bytes": 5}, {"max_shared_bytes": 4}, "5 bytes shared, 4 allowed"),
         ({}, {"max_storage_buffers": 1}, "2 storage buffers, 1 allowed"),
-        ({}, {"max_push_bytes": 3}, "4 bytes of push constants, 3 allowed"),
+        ({}, {"max_push_bytes": 3}, "12 bytes of push constants, 3 allowed"),
     ],
 )
 def test_the_driver_never_sees_what_does_not_fit(
@@ -236,13 +236,13 @@ def test_kernels_of_131072_tokens(short_axes: Any, op: str) -> None:
 def test_a_program_of_131072_tokens(
     short_axes: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.importers.llama.MAX_CONTEXT", LONG)
+    monkeypatch.setattr("engine.importers.decoder.MAX_CONTEXT", LONG)
     shape = tiny.shape(context=LONG, layers=1, hidden=32, ffn=32, heads=2, kv_heads=1)
     path = tiny.write(tmp_path / "m.gguf", "F16", shape)
     ids = [int(i) for i in np.random.default_rng(3).integers(3, 290, 1300)]
     model = TextModel.load(path, "", short_axes)
     with path.open("rb") as file:
-        graph = optimise(import_graph(Gguf(file.fileno())))
+        graph = optimise(import_model(Gguf(file.fileno())).graph)
     program = lower(graph, short_axes.info, LONG, LONG)
     exe = short_axes.executable(program, model.weights)
     exe.write("params", np.array([len(ids), 0, len(ids) - 1] + [0] * 13, np.uint32))
