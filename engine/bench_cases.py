@@ -17,7 +17,7 @@ import numpy as np
 import kernels
 from engine.backends.base import Array, Backend
 from engine.backends.gate import variant_misfit
-from kernels import video, weights
+from kernels import kv, video, weights
 from kernels.contract import FORMATS, PARAM_WORDS, Variant, ceil_div
 
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB = 576, 1536, 9, 3, 64, 49152
@@ -182,36 +182,40 @@ def _matmul(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
         yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, 2 * t * n * k, data, "w")
 
 
-def _kv() -> dict[str, float | int]:
-    return {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "ctx": CONTEXT}
+def _kv(fmt: str) -> dict[str, float | int]:
+    return {
+        "fmt": FORMATS[fmt], "heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "ctx": CONTEXT
+    }  # fmt: skip
 
 
-def _caches() -> dict[str, int]:
-    return dict.fromkeys(("kc", "vc"), 2 * KV_HEADS * CONTEXT * DIM)
+def _caches(fmt: str) -> dict[str, int]:
+    return dict.fromkeys(("kc", "vc"), kv.nbytes(fmt, KV_HEADS, CONTEXT, DIM))
 
 
 def _rope_kv(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
-    push = {**_kv(), "rope_dims": DIM, "neox": 0}
+    fmt = _format(v)
+    push = {**_kv(fmt), "rope_dims": DIM, "neox": 0}
     for t in (1, TOKENS):
-        sizes = {"qkv": 4 * t * QKV, "table": 4 * CONTEXT * DIM, **_caches()}
-        # Reads all, writes the queries back and keys and values as halves.
-        moved = t * (4 * QKV + 4 * HEADS * DIM + 4 * KV_HEADS * DIM + 4 * DIM)
+        sizes = {"qkv": 4 * t * QKV, "table": 4 * CONTEXT * DIM, **_caches(fmt)}
+        # Reads all, writes the queries back, keys and values into the caches.
+        stored = 2 * KV_HEADS * kv.row_nbytes(fmt, DIM)
+        moved = t * (4 * QKV + 4 * HEADS * DIM + stored + 4 * DIM)
         count = 3 * t * (HEADS + KV_HEADS) * DIM
         data = {"table": np.ones(1, np.float32)}
         yield Case(op, v, shown, f"T{t}", push, _text(t), t, sizes, moved, count, data)
 
 
 def _attention(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
-    t = 1 if op == "attention_decode" else TOKENS
+    fmt, t = _format(v), 1 if op == "attention_decode" else TOKENS
     keys = POSITION + 1
-    sizes = {"qkv": 4 * t * QKV, **_caches(), "out": 4 * t * HEADS * DIM}
-    moved = 4 * keys * KV_HEADS * DIM + 8 * t * HEADS * DIM
+    sizes = {"qkv": 4 * t * QKV, **_caches(fmt), "out": 4 * t * HEADS * DIM}
+    moved = 2 * keys * KV_HEADS * kv.row_nbytes(fmt, DIM) + 8 * t * HEADS * DIM
     seen = t * keys - t * (t - 1) // 2  # pairs of a query and a key before it
     half = (_FLOATS / 4).astype(np.float16)
-    data: dict[str, Array] = {"qkv": _FLOATS, "kc": half, "vc": half}
-    push = {**_kv(), "scale": DIM**-0.5, "window": 0, "softcap": 0.0}
-    shape = f"T{t} keys {keys}"
-    count = HEADS * seen * (4 * DIM + 5)
+    cache = half if fmt == "f16" else np.full(1, 0x20, np.uint8)  # as a scale 0.008
+    data: dict[str, Array] = {"qkv": _FLOATS, "kc": cache, "vc": cache}
+    push = {**_kv(fmt), "scale": DIM**-0.5, "window": 0, "softcap": 0.0}
+    shape, count = f"T{t} keys {keys}", HEADS * seen * (4 * DIM + 5)
     yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, count, data, "")
 
 

@@ -11,7 +11,7 @@ buffer, one purpose.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.backends.base import Backend, DeviceInfo
@@ -19,6 +19,7 @@ from engine.backends.gate import variant_misfit
 from engine.errors import BadModel, OutOfMemory
 from engine.graph import Graph, Node, Weight
 from engine.program import Binding, Buffer, Call, Program
+from kernels import kv as caches
 from kernels import op as contract_of
 from kernels import weights as packing
 from kernels.contract import FORMATS, PARAM_WORDS, Contract, Variant
@@ -81,12 +82,13 @@ def choose(
     fmt: str | None,
     allow: Allow,
     push: Mapping[str, float] | None = None,
+    large: Collection[str] = (),
 ) -> Variant:
     """The variant for a device: of those that fit the one that its backend measured to be the
     fastest for a call like `push`; without measurements (or `push`) the first baseline one.
 
-    Variants of operations that read weights are named after the format, alone or with a suffix
-    (`q4`, `q4_dot`).
+    Variants of operations that read weights or caches are named after the format, alone or with a
+    suffix (`q4`, `q4_dot`). Bindings that are too `large` to be bound have to be addressed.
 
     Raises:
         NoKernel: no variant is left.
@@ -98,7 +100,8 @@ def choose(
     candidates = [
         v.name
         for v in sorted(named, key=lambda v: not v.baseline)
-        if not variant_misfit(contract, v, device.limits, device.features)
+        if set(large) <= set(v.addressed)
+        and not variant_misfit(contract, v, device.limits, device.features)
         and allow(contract.name, v.name)
     ]
     if candidates:
@@ -122,10 +125,15 @@ def weight_nbytes(w: Weight) -> int:
 
 
 def lower(
-    graph: Graph, device: DeviceInfo, context: int, chunk: int, allow: Allow = allow_all
+    graph: Graph,
+    device: DeviceInfo,
+    context: int,
+    chunk: int,
+    allow: Allow = allow_all,
+    kv: str = "f16",
 ) -> Program:
     """A program for sessions of `context` tokens that takes prompts in chunks of at most `chunk`
-    tokens.
+    tokens. `kv` is the form of the caches (kernels.kv.FORMATS).
 
     Raises:
         OutOfMemory: a buffer would be larger than the device can bind.
@@ -133,18 +141,25 @@ def lower(
     """
     if chunk < 1 or not 1 <= context <= int(graph.attrs["context"]):
         raise ValueError(f"context {context}, chunk {chunk}")
-    return Lowering(graph, device, context, chunk, allow).program()
+    return Lowering(graph, device, context, chunk, allow, kv).program()
 
 
 class Lowering:
     def __init__(
-        self, graph: Graph, device: DeviceInfo, context: int, chunk: int, allow: Allow
+        self,
+        graph: Graph,
+        device: DeviceInfo,
+        context: int,
+        chunk: int,
+        allow: Allow,
+        kv: str = "f16",
     ) -> None:
         self._graph = graph
         self._device = device
         self._context = context
         self._chunk = chunk
         self._allow = allow
+        self._kv = kv
         self._buffers: dict[str, Buffer] = {}
         self._where: dict[str, str] = {}  # value -> buffer
         self._calls: dict[str, list[Call]] = {"decode": [], "prefill": [], "head": []}
@@ -212,7 +227,9 @@ class Lowering:
         contract = contract_of(op)
         if fmt is not None:
             push = {**push, "fmt": FORMATS[fmt]}
-        variant = choose(contract, self._device, fmt, self._allow, push)
+        variant = choose(
+            contract, self._device, fmt, self._allow, push, self._large(contract, bindings)
+        )
         most = self._device.limits.max_workgroup_count
         groups = contract.groups({**push, "tokens": tokens, "most": most}, variant)
         if any(g > m for g, m in zip(groups, most, strict=True)):
@@ -220,6 +237,15 @@ class Lowering:
         self._calls[sequence].append(
             Call(op, variant.name, tuple(bindings), contract.pack(**push), groups, params)
         )
+
+    def _large(self, contract: Contract, bindings: Sequence[Binding]) -> set[str]:
+        """Names of those that are more than the device can bind."""
+        most = self._device.limits.max_storage_range
+        return {
+            bind.name
+            for bind, b in zip(contract.bindings, bindings, strict=True)
+            if (b.nbytes or self._buffers[b.buffer].nbytes - b.offset) > most
+        }
 
     def _shards(self, w: Weight) -> Iterator[tuple[Binding, int, int]]:
         """(binding, first row, rows) for pieces of a matrix that the device can bind and the grid
@@ -320,9 +346,14 @@ class Lowering:
         return {**sizes, "ctx": self._context}
 
     def _caches(self, node: Node) -> list[Binding]:
-        nbytes = node.int("kv_heads") * self._context * node.int("dim") * 2
-        layer = node.int("layer")
-        return [Binding(self._buffer(f"{name}.{layer}", nbytes, "state")) for name in ("kc", "vc")]
+        nbytes = caches.nbytes(self._kv, node.int("kv_heads"), self._context, node.int("dim"))
+        names = [f"{name}.{node.int('layer')}" for name in ("kc", "vc")]
+        for name in names:
+            if self._device.features >= caches.ADDRESS:
+                self._buffers[name] = Buffer(name, nbytes, "state")  # however large it is
+            else:
+                self._buffer(name, nbytes, "state")
+        return [Binding(name) for name in names]
 
     def _rope_kv(self, node: Node) -> None:
         qkv = self._out(node, self._where[node.inputs[0]])
@@ -333,7 +364,7 @@ class Lowering:
         bindings = [qkv, table, *self._caches(node)]
         rope_dims = node.int("rope_dims")
         push = {**self._sizes(node), "rope_dims": rope_dims, "neox": neox}
-        self._call("rope_kv", bindings, None, "", push)
+        self._call("rope_kv", bindings, self._kv, "", push)
 
     def _attend(self, node: Node) -> None:
         sizes = self._sizes(node)
@@ -341,8 +372,8 @@ class Lowering:
         bindings = [self._in(node), *self._caches(node), out]
         push = {**sizes, "scale": float(node.attrs["scale"]), "window": node.int("window")}
         push["softcap"] = float(node.attrs["softcap"])
-        self._call("attention_decode", bindings, None, "decode", push)
-        self._call("attention_prefill", bindings, None, "prefill", push)
+        self._call("attention_decode", bindings, self._kv, "decode", push)
+        self._call("attention_prefill", bindings, self._kv, "prefill", push)
 
     def _swiglu(self, node: Node) -> None:
         f, each = node.int("f"), node.int("each")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels import maps_pieces, video, weights
+from kernels import kv, maps_pieces, video, weights
 from kernels.contract import LAST_ROW, N_TOKENS, POS0, Contract
 from kernels.piece import Piece as Piece
 from kernels.piece import Read
@@ -29,10 +29,6 @@ LINES = 4  # of a convolution's tile
 
 def floats(array: Array) -> Array:
     return array.view(np.float32)
-
-
-def halves(array: Array) -> Array:
-    return array.view(np.float16)
 
 
 def words(array: Array) -> Array:
@@ -187,24 +183,34 @@ def _topk(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -
 
 
 def _rope_kv(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
-    heads, kv_heads, dim, ctx = (int(push[k]) for k in ("heads", "kv_heads", "dim", "ctx"))
+def _caches(push: Push, heads: range, first: int, count: int) -> dict[str, list[tuple[int, int]]]:
+    """What a piece takes of the caches: some positions of some heads."""
+    shape = (int(push["kv_heads"]), int(push["ctx"]), int(push["dim"]))
+    return dict.fromkeys(
+        ("kc", "vc"), kv.runs(FORMAT_NAMES[push["fmt"]], shape, heads, first, count)
+    )
+
+
+    heads, kv_heads, dim = (int(push[k]) for k in ("heads", "kv_heads", "dim"))
     tokens, pos = int(params[N_TOKENS]), int(params[POS0])
     params[POS0] = 0
     row = 4 * push["rope_dims"]
-    cache = [(2 * dim * (h * ctx + pos), 2 * dim * tokens) for h in range(kv_heads)]
     takes = {
         "qkv": [(0, 4 * tokens * (heads + 2 * kv_heads) * dim)],
         "table": [(pos * row, tokens * row)],
-        "kc": cache,
-        "vc": cache,
+        **_caches(push, range(kv_heads), pos, tokens),
     }
-    shows = {"qkv": floats, "kc": halves, "vc": halves}
+
+    def numbers(cache: Array) -> Array:
+        return kv.load(FORMAT_NAMES[push["fmt"]], cache, (kv_heads, tokens, dim))
+
+    shows = {"qkv": floats, "kc": numbers, "vc": numbers}
     return Piece(params, {**push, "ctx": tokens}, takes, shows)
 
 
 def _attention(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
     """One key's head, and the heads of the query that use it."""
-    heads, kv_heads, dim, ctx = (int(push[k]) for k in ("heads", "kv_heads", "dim", "ctx"))
+    heads, kv_heads, dim = (int(push[k]) for k in ("heads", "kv_heads", "dim"))
     each, width = heads // kv_heads, heads + 2 * kv_heads
     g = int(rng.integers(kv_heads))
     tokens = int(params[N_TOKENS])
@@ -215,9 +221,8 @@ def _attention(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: A
         for h, n in ((g * each, each), (heads, 2))
     ]
     used = int(params[POS0]) + tokens
-    cache = [(2 * dim * g * ctx, 2 * dim * used)]
     out = [(4 * dim * (t * heads + g * each), 4 * dim * each) for t in range(tokens)]
-    takes = {"qkv": qkv, "kc": cache, "vc": cache, "out": out}
+    takes = {"qkv": qkv, **_caches(push, range(g, g + 1), 0, used), "out": out}
     push = {**push, "heads": each, "kv_heads": 1, "ctx": used}
     return Piece(params, push, takes, {"out": floats})
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels import video, weights
+from kernels import kv, video, weights
 from kernels.contract import FORMATS, PARAM_WORDS, ceil_div
 
 Array = npt.NDArray[Any]
@@ -140,21 +140,34 @@ def _small(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _attention(rng: np.random.Generator) -> Iterator[Sample]:
-    heads, kv_heads, dim, ctx, tokens, pos0 = 4, 2, 64, 40, 3, 30
+    from kernels import op as contract
+
+    heads, kv_heads, dim, ctx, tokens, pos0 = 4, 2, 64, 200, 3, 180
     shape: dict[str, float | int] = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx}
     qkv = _normal(rng, tokens, (heads + 2 * kv_heads) * dim)
-    kc, vc = (_normal(rng, kv_heads, ctx, dim).astype(np.float16) for _ in range(2))
     angle = _normal(rng, ctx, dim // 2)
     table = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
-    arrays = {"qkv": qkv, "table": table, "kc": kc, "vc": vc}
-    push = {**shape, "rope_dims": dim, "neox": 0}
-    yield Sample("rope_kv", "base", push, arrays, (tokens, pos0, tokens - 1), tokens)
-    for op, rows in (("attention_decode", 1), ("attention_prefill", tokens)):
-        arrays = {"qkv": qkv, "kc": kc, "vc": vc, "out": _nan(rows, heads * dim)}
-        given = (rows, pos0, rows - 1)
-        for variant in _wide("base") if op == "attention_decode" else ["base"]:
-            push = {**shape, "scale": dim**-0.5, "window": 21, "softcap": 2.0}
-            yield Sample(op, variant, push, arrays, given, rows)
+    for fmt in kv.FORMATS:
+        push = {**shape, "fmt": FORMATS[fmt]}
+        caches = {}
+        for name in ("kc", "vc"):
+            caches[name] = np.zeros(kv.nbytes(fmt, kv_heads, ctx, dim), np.uint8)
+            for pos in range(ctx):
+                kv.store(fmt, caches[name], (kv_heads, ctx, dim), pos, _normal(rng, kv_heads, dim))
+        if fmt == "f16":
+            caches = {name: cache.view(np.float16) for name, cache in caches.items()}
+        arrays = {"qkv": qkv, "table": table, **caches}
+        given = (tokens, pos0, tokens - 1)
+        for variant in (fmt, f"{fmt}_address"):
+            rope = {**push, "rope_dims": dim, "neox": 0}
+            yield Sample("rope_kv", variant, rope, arrays, given, tokens)
+        push |= {"scale": dim**-0.5, "window": 170, "softcap": 2.0}
+        for op, rows in (("attention_decode", 1), ("attention_prefill", tokens)):
+            arrays = {"qkv": qkv, **caches, "out": _nan(rows, heads * dim)}
+            for form in contract(op).variants:
+                if form.name.partition("_")[0] == fmt:
+                    given = (rows, pos0, rows - 1)
+                    yield Sample(op, form.name, push, arrays, given, rows)
 
 
 def _video(rng: np.random.Generator) -> Iterator[Sample]:

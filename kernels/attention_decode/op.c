@@ -12,16 +12,23 @@ enum { POSITIONS = 64, TOGETHER = 4, MAX_DIM = 256 };
  * V. */
 static size_t record_floats(size_t dim) { return (dim + 2 + 15) & ~(size_t)15; }
 
-/* Scores of n positions for `together` heads; q is padded to whole vectors and scaled. */
-PVR_INLINE void scores(const float *q, const uint16_t *k, size_t dim, size_t n, size_t together,
+/* n positions of a KV head, rows of the caches from `row` on, and what becomes of a score. */
+typedef struct span {
+    kv_cache k, v;
+    size_t row, n;
+    float scale, cap;
+} span;
+
+/* Scores of a span for `together` heads; q is padded to whole vectors and scaled. */
+PVR_INLINE void scores(const span *s, const float *q, enum pvr_format fmt, size_t together,
                        float (*out)[POSITIONS]) {
-    const size_t vectors = (dim + LANES - 1) / LANES;
-    for (size_t p = 0; p < n; p++, k += dim) {
+    const size_t vectors = (s->k.dim + LANES - 1) / LANES;
+    for (size_t p = 0; p < s->n; p++) {
         vf sums[TOGETHER];
         for (size_t h = 0; h < together; h++)
             sums[h] = vf_set1(0);
         for (size_t i = 0; i < vectors; i++) {
-            vf key = vf_half_n(k + i * LANES, dim - i * LANES);
+            vf key = kv_load(fmt, &s->k, s->row + p, i * LANES);
 #pragma GCC unroll 4
             for (size_t h = 0; h < together; h++)
                 sums[h] = vf_fma(key, vf_load(q + h * MAX_DIM + i * LANES), sums[h]);
@@ -32,14 +39,15 @@ PVR_INLINE void scores(const float *q, const uint16_t *k, size_t dim, size_t n, 
     }
 }
 
-PVR_INLINE void values(float (*weights)[POSITIONS], const uint16_t *v, size_t dim, size_t n,
+PVR_INLINE void values(const span *s, float (*weights)[POSITIONS], enum pvr_format fmt,
                        size_t together, float *out, size_t stride) {
+    const size_t dim = s->v.dim;
     for (size_t i = 0; i < dim; i += LANES) {
         vf sums[TOGETHER];
         for (size_t h = 0; h < together; h++)
             sums[h] = vf_set1(0);
-        for (size_t p = 0; p < n; p++) {
-            vf value = vf_half_n(v + p * dim + i, dim - i);
+        for (size_t p = 0; p < s->n; p++) {
+            vf value = kv_load(fmt, &s->v, s->row + p, i);
 #pragma GCC unroll 4
             for (size_t h = 0; h < together; h++)
                 sums[h] = vf_fma(value, vf_set1(weights[h][p]), sums[h]);
@@ -50,21 +58,14 @@ PVR_INLINE void values(float (*weights)[POSITIONS], const uint16_t *v, size_t di
     }
 }
 
-/* n positions of a KV head: their keys and values, and what becomes of a score. */
-typedef struct span {
-    const uint16_t *k, *v;
-    size_t dim, n;
-    float scale, cap;
-} span;
-
-PVR_INLINE void unit(const span *s, const float *q, size_t together, float *record,
-                     size_t stride) {
-    const size_t dim = s->dim, n = s->n;
+PVR_INLINE void unit(const span *s, const float *q, enum pvr_format fmt, size_t together,
+                     float *record, size_t stride) {
+    const size_t dim = s->k.dim, n = s->n;
     float padded[TOGETHER * MAX_DIM], weights[TOGETHER][POSITIONS] = {{0}};
     for (size_t h = 0; h < together; h++)
         for (size_t d = 0; d < MAX_DIM; d++)
             padded[h * MAX_DIM + d] = d < dim ? q[h * dim + d] * s->scale : 0;
-    scores(padded, s->k, dim, n, together, weights);
+    scores(s, padded, fmt, together, weights);
     for (size_t h = 0; h < together; h++) {
         if (s->cap > 0)
             attention_cap(weights[h], POSITIONS, s->cap);
@@ -82,7 +83,18 @@ PVR_INLINE void unit(const span *s, const float *q, size_t together, float *reco
         }
         record[h * stride + 1] = vf_sum(sum);
     }
-    values(weights, s->v, dim, n, together, record + 2, stride);
+    values(s, weights, fmt, together, record + 2, stride);
+}
+
+/* The next of `left` heads, a few together; how many they are the compiler has to know. */
+PVR_INLINE void units(const span *s, const float *q, enum pvr_format fmt, size_t left,
+                      float *record, size_t stride) {
+    switch (left) {
+    case 1: unit(s, q, fmt, 1, record, stride); break;
+    case 2: unit(s, q, fmt, 2, record, stride); break;
+    case 3: unit(s, q, fmt, 3, record, stride); break;
+    default: unit(s, q, fmt, 4, record, stride); break;
+    }
 }
 
 static void join(const float *record, size_t chunks, size_t dim, float *out) {
@@ -121,11 +133,10 @@ PVR_OP(attention_decode) {
     pvr_split(team, kv_heads * chunks, &begin, &end);
     for (size_t i = begin; i < end; i++) {
         const size_t kv = i / chunks, chunk = i % chunks, from = first + chunk * POSITIONS;
-        const size_t at = (kv * ctx + from) * dim;
         const span s = {
-            .k = (const uint16_t *)call->buf[2] + at,
-            .v = (const uint16_t *)call->buf[3] + at,
-            .dim = dim,
+            .k = kv_open(call->buf[2], kv_heads * ctx, dim),
+            .v = kv_open(call->buf[3], kv_heads * ctx, dim),
+            .row = kv * ctx + from,
             .n = limit - from < POSITIONS ? limit - from : POSITIONS,
             .scale = scale,
             .cap = cap,
@@ -133,12 +144,10 @@ PVR_OP(attention_decode) {
         for (size_t h = 0; h < each; h += TOGETHER) {
             const size_t head = kv * each + h;
             float *record = records + (head * chunks + chunk) * stride;
-            switch (each - h) {
-            case 1: unit(&s, q + head * dim, 1, record, chunks * stride); break;
-            case 2: unit(&s, q + head * dim, 2, record, chunks * stride); break;
-            case 3: unit(&s, q + head * dim, 3, record, chunks * stride); break;
-            default: unit(&s, q + head * dim, 4, record, chunks * stride); break;
-            }
+            if (call->push[FORMAT] == PVR_Q8)
+                units(&s, q + head * dim, PVR_Q8, each - h, record, chunks * stride);
+            else
+                units(&s, q + head * dim, PVR_F16, each - h, record, chunks * stride);
         }
     }
     pvr_barrier(team);

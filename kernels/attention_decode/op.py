@@ -13,14 +13,42 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.contract import POS0, Bind, Contract, Groups, Variant
-from kernels.text import Buffers, Push, view, wide_variants
+from kernels import kv
+from kernels.contract import POS0, Bind, Contract, Groups, Variant, ceil_div
+from kernels.text import FORMAT_NAMES, Buffers, Push, view, wide_variants
 
-MAX_DIM = 256
+MAX_DIM = kv.MAX_DIM
+# As attention_split.glsl has them.
+SPLITS, TOGETHER, MOST_GROUPS = 32, 4, 4096
+BASE_SHARED = (2 * MAX_DIM + 2 * 32) * 4
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return (push["heads"], 1, 1)
+    if variant.scratch is None:
+        return (push["heads"], 1, 1)
+    each = push["heads"] // push["kv_heads"]
+    return (push["kv_heads"] * ceil_div(each, TOGETHER), SPLITS, 1)
+
+
+def records_nbytes(push: Push) -> int:
+    """Bytes of scratch memory for what the workgroups of a split leave for the last of them."""
+    return 4 * MOST_GROUPS + int(push["heads"]) * SPLITS * (4 + int(push["dim"])) * 4
+
+
+def variants(fmt: str) -> tuple[Variant, ...]:
+    """All for one form of the caches."""
+    base = Variant(fmt, (32, 1, 1), kv.DEFINES[fmt], shared=BASE_SHARED)
+    split = Variant(
+        f"{fmt}_split",
+        (256, 1, 1),
+        {**kv.DEFINES[fmt], "SPLIT": "1"},
+        frozenset({"subgroup_basic", "subgroup_clustered"}),
+        shared=(TOGETHER * (MAX_DIM + 1024 + 3) + 4 * 256 + 64 + 1) * 4,
+        baseline=False,
+        scratch=records_nbytes,
+    )
+    wide = wide_variants(base, 256, (MAX_DIM + 6 * 256 + 16) * 4)
+    return (*wide, split, kv.addressed(base), kv.addressed(split))
 
 
 def attend(buffers: Buffers, push: Push, tokens: int, pos0: int) -> None:
@@ -29,12 +57,8 @@ def attend(buffers: Buffers, push: Push, tokens: int, pos0: int) -> None:
     window, softcap, width = int(push["window"]), push["softcap"], heads + 2 * kv_heads
     qkv = view(buffers["qkv"], np.float32)[: tokens * width * dim].reshape(tokens, width, dim)
     out = view(buffers["out"], np.float32)[: tokens * heads * dim].reshape(tokens, heads, dim)
-    k, v = (
-        view(buffers[name], np.float16)[: kv_heads * ctx * dim]
-        .reshape(kv_heads, ctx, dim)
-        .astype(np.float64)
-        for name in ("kc", "vc")
-    )
+    fmt, shape = FORMAT_NAMES[int(push["fmt"])], (kv_heads, ctx, dim)
+    k, v = (kv.load(fmt, buffers[name], shape) for name in ("kc", "vc"))
     for t in range(tokens):
         end = pos0 + t + 1
         seen = slice(max(0, end - window) if window else 0, end)
@@ -55,6 +79,7 @@ OP = Contract(
     name="attention_decode",
     bindings=(Bind("qkv", "r"), Bind("kc", "r"), Bind("vc", "r"), Bind("out", "w")),
     push=(
+        ("fmt", "u32"),
         ("heads", "u32"),
         ("kv_heads", "u32"),
         ("dim", "u32"),
@@ -63,11 +88,7 @@ OP = Contract(
         ("window", "u32"),
         ("softcap", "f32"),
     ),
-    variants=wide_variants(
-        Variant("base", (32, 1, 1), shared=(2 * MAX_DIM + 2 * 32) * 4),
-        256,
-        (MAX_DIM + 4 * 256 + 16) * 4,
-    ),
+    variants=(*variants("f16"), *variants("q8")),
     groups=groups,
     reference=reference,
 )

@@ -97,20 +97,21 @@ static void soften(work *w, size_t row, size_t begin, size_t end, float cap, siz
     w->total[row] += vf_sum(vf_add(a, b));
 }
 
-static void load_block(work *w, const uint16_t *k, const uint16_t *v, size_t n, size_t dim,
-                       size_t pad) {
+PVR_INLINE void load_block(work *w, const kv_cache *k, const kv_cache *v, enum pvr_format fmt,
+                           size_t first, size_t n, size_t pad) {
+    const size_t dim = k->dim;
     float row[LANES];
     if (n < POSITIONS) {
         memset(w->keys, 0, dim * POSITIONS * sizeof(float));
         memset(w->values, 0, POSITIONS * pad * sizeof(float));
     }
-    for (size_t p = 0; p < n; p++, k += dim, v += dim)
+    for (size_t p = 0; p < n; p++)
         for (size_t d = 0; d < dim; d += LANES) {
             const size_t count = dim - d < LANES ? dim - d : LANES;
-            vf_store(row, vf_half_n(k + d, count));
+            vf_store(row, kv_load(fmt, k, first + p, d));
             for (size_t i = 0; i < count; i++)
                 w->keys[(d + i) * POSITIONS + p] = row[i];
-            vf_store(w->values + p * pad + d, vf_half_n(v + d, count));
+            vf_store(w->values + p * pad + d, kv_load(fmt, v, first + p, d));
         }
 }
 
@@ -124,6 +125,8 @@ PVR_OP(attention_prefill) {
     const size_t pad = (dim + LANES * WIDE - 1) / (LANES * WIDE) * (LANES * WIDE);
     const size_t head_groups = (each + TOGETHER - 1) / TOGETHER;
     const size_t token_groups = (tokens + TOKENS - 1) / TOKENS;
+    const kv_cache keys = kv_open(call->buf[2], kv_heads * ctx, dim),
+                   values = kv_open(call->buf[3], kv_heads * ctx, dim);
     const float *qkv = call->buf[1];
     float *out = call->buf[4];
 
@@ -164,10 +167,11 @@ PVR_OP(attention_prefill) {
         const size_t limit = pos0 + first + n_tokens; /* positions that the last token attends to */
         const size_t begin = attention_begin(call, pos0 + first + 1);
         for (size_t p0 = begin; p0 < limit; p0 += POSITIONS) {
-            const size_t n = limit - p0 < POSITIONS ? limit - p0 : POSITIONS,
-                         at = (kv * ctx + p0) * dim;
-            load_block(&w, (const uint16_t *)call->buf[2] + at, (const uint16_t *)call->buf[3] + at,
-                       n, dim, pad);
+            const size_t n = limit - p0 < POSITIONS ? limit - p0 : POSITIONS, row = kv * ctx + p0;
+            if (call->push[FORMAT] == PVR_Q8)
+                load_block(&w, &keys, &values, PVR_Q8, row, n, pad);
+            else
+                load_block(&w, &keys, &values, PVR_F16, row, n, pad);
             for (size_t r = 0; r < all_rows; r += AT_ONCE)
                 product(w.q + r * dim, dim, w.keys, POSITIONS, dim, POSITIONS,
                         w.weights + r * POSITIONS, POSITIONS, 0);

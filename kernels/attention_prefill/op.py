@@ -9,14 +9,35 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.attention_decode.op import MAX_DIM, attend
+from kernels import kv
+from kernels.attention_decode.op import BASE_SHARED, attend
 from kernels.attention_decode.op import OP as DECODE
-from kernels.contract import N_TOKENS, POS0, Contract, Groups, Variant
+from kernels.contract import N_TOKENS, POS0, Contract, Groups, Variant, ceil_div
 from kernels.text import Buffers, Push, most_groups, spread
+
+# As attention_flash.glsl has them.
+ROWS, PART = 64, 128
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return (push["heads"], *spread(push["tokens"], most_groups(push)[1]))
+    heads, kv_heads, tokens = push["heads"], push["kv_heads"], push["tokens"]
+    if "WIDE" not in variant.defines:
+        return (heads, *spread(tokens, most_groups(push)[1]))
+    blocks = ceil_div(tokens * (heads // kv_heads), ROWS)
+    return (kv_heads * ceil_div(push["dim"], PART), *spread(blocks, most_groups(push)[1]))
+
+
+def variants(fmt: str) -> tuple[Variant, ...]:
+    """All for one form of the caches."""
+    base = Variant(fmt, (32, 1, 1), kv.DEFINES[fmt], shared=BASE_SHARED)
+    wide = Variant(
+        f"{fmt}_wide",
+        (256, 1, 1),
+        {**kv.DEFINES[fmt], "WIDE": "1"},
+        shared=(2 * 16 * 17 + 64 * 17 + 64 + 16) * 16,
+        baseline=False,
+    )
+    return (base, wide, kv.addressed(base), kv.addressed(wide))
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
@@ -27,7 +48,7 @@ OP = Contract(
     name="attention_prefill",
     bindings=DECODE.bindings,
     push=DECODE.push,
-    variants=(Variant("base", (32, 1, 1), shared=(2 * MAX_DIM + 2 * 32) * 4),),
+    variants=(*variants("f16"), *variants("q8")),
     groups=groups,
     reference=reference,
 )

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one head and token by one workgroup of 32: blocks of 32 positions, softmax as they
-// come. For the scores an invocation takes a position; for the sums of V it takes words (two
-// neighbours) of the head.
+// come. For the scores an invocation takes a position; for the sums of V it takes pairs of
+// neighbours of the head.
 #ifndef PVR_ATTENTION_GLSL
 #define PVR_ATTENTION_GLSL
 
+#define KV_PAIRS
+#define ATTENTION_OUT vec2
 #include "attention_io.glsl"
 
 shared vec4 attention_q[64];
@@ -12,16 +14,14 @@ shared vec2 attention_sum[128];
 shared float attention_score[32];
 shared float attention_weight[32];
 
-const float ATTENTION_LEAST = -3.0e38;
-
 void attention(uint head, uint token, uint end) {
     uint lane = gl_LocalInvocationID.x;
-    uint quads = push.dim >> 2, words = push.dim >> 1;
-    uint cache = (head / (push.heads / push.kv_heads)) * push.ctx;
+    uint quads = push.dim >> 2, pairs = push.dim >> 1;
+    kv_open(head / (push.heads / push.kv_heads));
     uint q0 = (token * (push.heads + 2u * push.kv_heads) + head) * quads;
     for (uint i = lane; i < quads; i += 32u)
         attention_q[i] = qkv[q0 + i] * push.scale;
-    for (uint i = lane; i < words; i += 32u)
+    for (uint i = lane; i < pairs; i += 32u)
         attention_sum[i] = vec2(0.0);
     barrier();
 
@@ -30,12 +30,9 @@ void attention(uint head, uint token, uint end) {
         uint p = p0 + lane;
         float score = ATTENTION_LEAST;
         if (p < end) {
-            uint k0 = (cache + p) * quads;
             score = 0.0;
-            for (uint i = 0u; i < quads; i++) {
-                uvec2 k = keys[k0 + i];
-                score += dot(attention_q[i], vec4(unpackHalf2x16(k.x), unpackHalf2x16(k.y)));
-            }
+            for (uint i = 0u; i < quads; i++)
+                score += dot(attention_q[i], kv_key(p, i));
             score = attention_cap(score);
         }
         attention_score[lane] = score;
@@ -49,11 +46,10 @@ void attention(uint head, uint token, uint end) {
         attention_weight[lane] = weight;
         barrier();
         uint count = min(32u, end - p0);
-        for (uint i = lane; i < words; i += 32u) {
+        for (uint i = lane; i < pairs; i += 32u) {
             vec2 sum = vec2(0.0);
-            uint v0 = (cache + p0) * words + i;
             for (uint j = 0u; j < count; j++)
-                sum += attention_weight[j] * unpackHalf2x16(values[v0 + j * words]);
+                sum += attention_weight[j] * kv_value_pair(p0 + j, i);
             attention_sum[i] = attention_sum[i] * shrink + sum;
         }
     }
@@ -64,8 +60,8 @@ void attention(uint head, uint token, uint end) {
     float total = 0.0;
     for (uint i = 0u; i < 32u; i++)
         total += attention_score[i];
-    uint out0 = (token * push.heads + head) * words;
-    for (uint i = lane; i < words; i += 32u)
+    uint out0 = (token * push.heads + head) * pairs;
+    for (uint i = lane; i < pairs; i += 32u)
         result[out0 + i] = attention_sum[i] / total;
 }
 

@@ -3,10 +3,10 @@
 #ifndef PVR_ATTENTION_H
 #define PVR_ATTENTION_H
 
-#include "lanes.h"
+#include "kv.h"
 
 /* Words of the push constants, the same for both. */
-enum { HEADS, KV_HEADS, DIM, CTX, SCALE, WINDOW, SOFTCAP };
+enum { FORMAT, HEADS, KV_HEADS, DIM, CTX, SCALE, WINDOW, SOFTCAP };
 
 /* The first of the positions before `end` that count. */
 static inline size_t attention_begin(const pvr_call *call, size_t end) {

@@ -1,15 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every attention kernel reads and writes, as the contracts of both operations say.
+// ATTENTION_OUT is the type that the output is written in, vec2 or vec4.
 #ifndef PVR_ATTENTION_IO_GLSL
 #define PVR_ATTENTION_IO_GLSL
 
+#if defined(KV_ADDRESS)
+#extension GL_EXT_buffer_reference : require
+#extension GL_EXT_buffer_reference_uvec2 : require
+#define ATTENTION_OUT_BINDING 2
+#else
+#define ATTENTION_OUT_BINDING 4
+#endif
+
 layout(push_constant) uniform Push {
-    uint heads; uint kv_heads; uint dim; uint ctx; float scale; uint window; float softcap;
+    uint fmt; uint heads; uint kv_heads; uint dim; uint ctx; float scale; uint window; float softcap;
+#if defined(KV_ADDRESS)
+    uvec2 kc; uvec2 vc;
+#endif
 } push;
 layout(std430, set = 0, binding = 1) readonly buffer Qkv { vec4 qkv[]; };
-layout(std430, set = 0, binding = 2) readonly buffer Keys { uvec2 keys[]; };
-layout(std430, set = 0, binding = 3) readonly buffer Values { uint values[]; };
-layout(std430, set = 0, binding = 4) writeonly buffer Out { vec2 result[]; };
+layout(std430, set = 0, binding = ATTENTION_OUT_BINDING) writeonly buffer Out {
+    ATTENTION_OUT result[];
+};
+
+#define KV_BINDING 2
+#include "kv_read.glsl"
+
+const float ATTENTION_LEAST = -3.0e38;
 
 // The first of the positions before `end` that count.
 uint attention_begin(uint end) {

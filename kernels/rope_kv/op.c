@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Heads of tokens are shared out over the team. */
-#include "lanes.h"
+#include "kv.h"
+
+enum { FORMAT, HEADS, KV_HEADS, DIM, CTX, ROPE_DIMS, NEOX };
 
 static void rotate(float *x, const float *cos_sin, size_t half, int neox) {
     for (size_t j = 0; j < half; j++) {
@@ -13,11 +15,13 @@ static void rotate(float *x, const float *cos_sin, size_t half, int neox) {
 
 PVR_OP(rope_kv) {
     const uint32_t *params = call->buf[0];
-    const size_t heads = call->push[0], kv_heads = call->push[1], dim = call->push[2],
-                 ctx = call->push[3];
-    const size_t rope_dims = call->push[4], width = heads + 2 * kv_heads;
-    const int neox = call->push[5] != 0;
+    const size_t heads = call->push[HEADS], kv_heads = call->push[KV_HEADS],
+                 dim = call->push[DIM], ctx = call->push[CTX];
+    const size_t rope_dims = call->push[ROPE_DIMS], width = heads + 2 * kv_heads;
+    const int neox = call->push[NEOX] != 0;
     const float *table = call->buf[2];
+    const kv_cache keys = kv_open(call->buf[3], kv_heads * ctx, dim),
+                   values = kv_open(call->buf[4], kv_heads * ctx, dim);
     size_t begin, end;
     pvr_split(team, params[PVR_N_TOKENS] * width, &begin, &end);
     for (size_t i = begin; i < end; i++) {
@@ -28,10 +32,7 @@ PVR_OP(rope_kv) {
         if (head < heads)
             continue;
         const size_t kv = head - heads;
-        uint16_t *cache = kv < kv_heads
-                              ? (uint16_t *)call->buf[3] + (kv * ctx + pos) * dim
-                              : (uint16_t *)call->buf[4] + ((kv - kv_heads) * ctx + pos) * dim;
-        for (size_t d = 0; d < dim; d++)
-            cache[d] = pvr_to_half(x[d]);
+        const kv_cache *cache = kv < kv_heads ? &keys : &values;
+        kv_store(call->push[FORMAT], cache, kv % kv_heads * ctx + pos, x);
     }
 }

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rope_kv: rotates Q and K in place by their positions and stores K and V in the caches as halves
+"""rope_kv: rotates Q and K in place by their positions and stores K and V in the caches
 (Su et al. 2021).
 
 Token t stands at position p = pos0 + t. Of each head's `dim` elements the first rope_dims (R) are
 rotated: pair j (of R/2) with (cos, sin) = table[p, j] becomes (a cos - b sin, a sin + b cos). neox
 = 0: a, b are elements 2j, 2j + 1; neox = 1: elements j, j + R/2. qkv[t] holds the heads of Q, then
-of K, then of V. dim and R are multiples of 4.
+of K, then of V. dim and R are multiples of 4. fmt is the form of the caches (kernels.kv).
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.contract import N_TOKENS, POS0, Bind, Contract, Groups, Variant
-from kernels.text import Buffers, Push, rows_and_tokens, view
+from kernels import kv
+from kernels.contract import FORMATS, N_TOKENS, POS0, Bind, Contract, Groups, Variant
+from kernels.text import FORMAT_NAMES, Buffers, Push, most_groups, rows_and_tokens, spread, view
 
 
 def groups(push: Push, variant: Variant) -> Groups:
     heads = push["heads"] + 2 * push["kv_heads"]
+    if push["fmt"] == FORMATS["q8"]:  # a head, whose elements share scales, is a workgroup's
+        return (heads, *spread(push["tokens"], most_groups(push)[1]))
     return rows_and_tokens(heads * push["dim"] // 4, variant.workgroup[0], push)
 
 
@@ -28,24 +31,23 @@ def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> N
     width = heads + 2 * kv_heads
     qkv = view(buffers["qkv"], np.float32)[: tokens * width * dim].reshape(tokens, width, dim)
     table = view(buffers["table"], np.float32)[: ctx * half * 2].reshape(ctx, half, 2)
-    kc, vc = (
-        view(buffers[name], np.float16)[: kv_heads * ctx * dim].reshape(kv_heads, ctx, dim)
-        for name in ("kc", "vc")
-    )
+    fmt, shape = FORMAT_NAMES[int(push["fmt"])], (kv_heads, ctx, dim)
     for t in range(tokens):
         cos, sin = table[pos0 + t, :, 0], table[pos0 + t, :, 1]
         rotated = qkv[t, : heads + kv_heads, : 2 * half]
         a = rotated[:, :half] if push["neox"] else rotated[:, 0::2]
         b = rotated[:, half:] if push["neox"] else rotated[:, 1::2]
         a[:], b[:] = a * cos - b * sin, a * sin + b * cos
-        kc[:, pos0 + t] = qkv[t, heads : heads + kv_heads]
-        vc[:, pos0 + t] = qkv[t, heads + kv_heads :]
+        for name, first in (("kc", heads), ("vc", heads + kv_heads)):
+            rows = qkv[t, first : first + kv_heads]
+            kv.store(fmt, buffers[name], shape, pos0 + t, rows)
 
 
 OP = Contract(
     name="rope_kv",
     bindings=(Bind("qkv", "rw"), Bind("table", "r"), Bind("kc", "w"), Bind("vc", "w")),
     push=(
+        ("fmt", "u32"),
         ("heads", "u32"),
         ("kv_heads", "u32"),
         ("dim", "u32"),
@@ -53,7 +55,12 @@ OP = Contract(
         ("rope_dims", "u32"),
         ("neox", "u32"),
     ),
-    variants=(Variant("base", (32, 1, 1)),),
+    variants=tuple(
+        form
+        for fmt, shared in (("f16", 0), ("q8", (kv.MAX_DIM + kv.MAX_DIM // 4) * 4))
+        for base in [Variant(fmt, (32, 1, 1), kv.DEFINES[fmt], shared=shared)]
+        for form in (base, kv.addressed(base))
+    ),
     groups=groups,
     reference=reference,
 )

@@ -319,12 +319,16 @@ class Device:
                 what = "vkBindBufferMemory"
                 _call(what, vk.vkBindBufferMemory, dev, handle, memory, start)
                 part = None if view is None else view[start : start + sizes[name]]
-                address = 0
-                if self._addressed:
-                    where = vk.VkBufferDeviceAddressInfo(buffer=handle)
-                    address = vk.vkGetBufferDeviceAddress(dev, where)
+                address = self._address(handle) if self._addressed else 0
                 out[name] = Placed(handle, sizes[name], part, address)
         return out
+
+    def _address(self, buffer: Any) -> int:
+        """Where shaders find a buffer. (The package's own call gives back what it was asked.)"""
+        where = vk.ffi.new("VkBufferDeviceAddressInfo*")
+        where.sType = vk.VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO
+        where.buffer = buffer
+        return int(vk.lib.vkGetBufferDeviceAddress(self._dev, where))
 
     def _allocate(self, stack: ExitStack, size: int, kind: MemoryType, total: int) -> Any:
         name = self.info.name

@@ -210,14 +210,14 @@ def _calls(op: str) -> tuple[str, dict[str, Any], dict[str, Any], int]:
         push = {"fmt": FORMATS["q8"], "n": rows, "k": k, "accumulate": 0, "y0": 0}
         w = weights.pack("q8", normal(rows, k))
         return "q8", push, {"w": w, "x": normal(k), "y": normal(rows)}, 1
-    push = {"heads": 2, "kv_heads": 1, "dim": 32, "ctx": some}
+    push = {"fmt": FORMATS["f16"], "heads": 2, "kv_heads": 1, "dim": 32, "ctx": some}
     cache = normal(some, 32).astype(np.float16)
     arrays = {"qkv": normal(some, 4 * 32), "kc": cache, "vc": cache[::-1].copy()}
     if op == "rope_kv":
         arrays["table"] = normal(some, 16, 2)
-        return "base", {**push, "rope_dims": 32, "neox": 0}, arrays, some
+        return "f16", {**push, "rope_dims": 32, "neox": 0}, arrays, some
     arrays["out"] = normal(some, 64)
-    return "base", {**push, "scale": 0.2, "window": 0, "softcap": 0.0}, arrays, some
+    return "f16", {**push, "scale": 0.2, "window": 0, "softcap": 0.0}, arrays, some
 
 
 @gpu

@@ -21,7 +21,8 @@ SHAPES: dict[str, dict[str, float]] = {
     "matvec": {"fmt": FORMATS["q4"], "n": 50, "k": 96, "accumulate": 1, "y0": 3},
     "topk": {"v": 3000, "stage": 1},
     "attention_decode": {
-        "heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1, "window": 9, "softcap": 0.0
+        "fmt": FORMATS["q8"], "heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1,
+        "window": 9, "softcap": 0.0,
     },
 }  # fmt: skip
 
@@ -42,7 +43,14 @@ def test_a_trial_fits_the_bindings(fmt: str) -> None:
         made = speed.trial("matvec", push, most)
         assert made is not None
         assert max(made.sizes.values()) <= min(most, 32 << 20)
-    attention = {"heads": 8, "kv_heads": 8, "dim": 64, "ctx": 131072, "scale": 0.1}
+    attention = {
+        "fmt": FORMATS["f16"],
+        "heads": 8,
+        "kv_heads": 8,
+        "dim": 64,
+        "ctx": 131072,
+        "scale": 0.1,
+    }
     made = speed.trial("attention_decode", attention, 100_000)
     assert made is not None
     assert max(made.sizes.values()) <= 100_000
