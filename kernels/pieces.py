@@ -182,7 +182,6 @@ def _topk(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -
     return Piece(params, push, takes, {("out" if push["stage"] else "part"): words})
 
 
-def _rope_kv(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
 def _caches(push: Push, heads: range, first: int, count: int) -> dict[str, list[tuple[int, int]]]:
     """What a piece takes of the caches: some positions of some heads."""
     shape = (int(push["kv_heads"]), int(push["ctx"]), int(push["dim"]))
@@ -191,6 +190,7 @@ def _caches(push: Push, heads: range, first: int, count: int) -> dict[str, list[
     )
 
 
+def _rope_kv(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
     heads, kv_heads, dim = (int(push[k]) for k in ("heads", "kv_heads", "dim"))
     tokens, pos = int(params[N_TOKENS]), int(params[POS0])
     params[POS0] = 0
