@@ -23,7 +23,6 @@ from engine.backends.base import Backend, DeviceInfo
 from engine.program import Binding, Buffer, Call, Program
 from kernels import kv, weights
 from kernels.contract import PARAM_WORDS
-from kernels.nsr import op as nsr
 from kernels.text import FORMAT_NAMES
 from kernels.topk.op import RECORD_WORDS, part_nbytes
 
@@ -34,7 +33,6 @@ _MOST_BYTES = 32 << 20  # of a matrix that is made for this
 _LARGE = 4 << 20  # bytes that a call takes its time for: fewer are needed
 _SLOW_S = 0.02  # a submission that need not be repeated
 _POSITIONS = 1024
-_PICTURE = (480, 256)
 
 Times = dict[str, float]  # seconds a call by variant
 
@@ -87,22 +85,7 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         given |= {"scale": 1.0, "window": 0, "softcap": 0.0}
         name = f"{op} {fmt} {heads}/{kv_heads}x{dim}x{ctx}"
         return Trial(name, op, given, sizes, (1, ctx - 1, 0))
-    if op == "nsr":
-        return _frame(op, push, most_bytes)
     return None
-
-
-def _frame(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial:
-    """A picture that takes a device some milliseconds, at x2."""
-    channels, layers = int(push["channels"]), int(push["layers"])
-    width, height = _PICTURE
-    while 4 * width * height > most_bytes:
-        height //= 2
-    given = {**push, "bits": 8, "stride": width // 4, "out_stride": width // 2, "tw": width}
-    given |= {"th": height, "scale": 2}
-    sizes = {"src": width * height, "w": 4 * nsr.words(channels, layers)}
-    sizes["dst"] = 4 * width * height
-    return Trial(f"{op} {channels}x{layers}", op, given, sizes, (1, 0, 0, 0, width, height))
 
 
 def _class(size: float) -> int:
