@@ -6,7 +6,8 @@
 // neighbours read what lies side by side and a large GPU has enough of them.
 // With PACKED_INT8 or PACKED_HALF activations are rounded into shared memory, some blocks at a time,
 // and an invocation takes whole blocks of four rows, or of f16 eight elements of eight rows; it
-// asks for its next words before it works on those that it has.
+// asks for its next words before it works on those that it has. Of many rows a workgroup takes
+// several tiles, one after the other, for activations that are rounded once.
 #version 450
 #if defined(PACKED_INT8) || defined(PACKED_HALF)
 #define PACKED
@@ -83,34 +84,44 @@ const uint CHUNK = 256u;  // blocks of x in shared memory
 shared uvec4 rounded[CHUNK * PACKED_WORDS * 2u];
 shared vec2 steps[CHUNK];  // of a block the step, and its sum
 
-// Rounds the blocks from `base` on, four elements an invocation.
+// Rounds four elements, number `i` of the chunk; eight neighbours have a block.
+void round_four(vec4 v, uint i) {
+    vec4 size = abs(v);
+    float most = max(max(size.x, size.y), max(size.z, size.w)), sum;
+    for (uint other = 1u; other < 8u; other <<= 1)
+        most = max(most, subgroupShuffleXor(most, other));
+    vec2 step = packed_step(most);
+#if defined(PACKED_INT8)
+    rounded[i >> 2][i & 3u] = packed_round(v, step.y, sum);
+#else
+    uvec2 words = packed_round(v, step.y, sum);
+    uint at = (i & 1u) * 2u;
+    rounded[i >> 1][at] = words.x;
+    rounded[i >> 1][at + 1u] = words.y;
+#endif
+    for (uint other = 1u; other < 8u; other <<= 1)
+        sum += subgroupShuffleXor(sum, other);
+    if ((i & 7u) == 0u)
+        steps[i >> 3] = vec2(step.x, step.x * sum);
+}
+
+// Rounds the blocks from `base` on; an invocation asks for sixteen elements before it waits.
 void stage(uint base, uint lane) {
     uint end = min((push.k >> 5) - base, CHUNK) * 8u;
-    for (uint i = lane; i < end; i += PVR_WG_X) {
-        vec4 v = x[base * 8u + i], size = abs(v);
-        float most = max(max(size.x, size.y), max(size.z, size.w)), sum;
-        for (uint other = 1u; other < 8u; other <<= 1)
-            most = max(most, subgroupShuffleXor(most, other));
-        vec2 step = packed_step(most);
-#if defined(PACKED_INT8)
-        rounded[i >> 2][i & 3u] = packed_round(v, step.y, sum);
-#else
-        uvec2 words = packed_round(v, step.y, sum);
-        uint at = (i & 1u) * 2u;
-        rounded[i >> 1][at] = words.x;
-        rounded[i >> 1][at + 1u] = words.y;
-#endif
-        for (uint other = 1u; other < 8u; other <<= 1)
-            sum += subgroupShuffleXor(sum, other);
-        if ((i & 7u) == 0u)
-            steps[i >> 3] = vec2(step.x, step.x * sum);
+    for (uint first = lane; first < end; first += 4u * PVR_WG_X) {
+        vec4 v[4];
+        [[unroll]] for (uint j = 0u; j < 4u; j++)
+            v[j] = x[base * 8u + min(first + j * PVR_WG_X, end - 1u)];
+        [[unroll]] for (uint j = 0u; j < 4u; j++)
+            if (first + j * PVR_WG_X < end)
+                round_four(v[j], first + j * PVR_WG_X);
     }
 }
 
 #if defined(FMT_F16)
 
 // Eight elements of eight rows: a part of a block.
-const uint WORDS = 8u, APART = 2u, PARTS = 4u, STEP = PVR_WG_X / 2u;
+const uint WORDS = 8u, APART = 2u, PARTS = 4u, STEP = PVR_WG_X / 2u, AHEAD = 1u;
 struct Unit { uvec4 words[WORDS]; };
 
 uint unit_first(uint lane) { return (lane >> 2) * 2u + (lane & 1u); }
@@ -150,9 +161,9 @@ vec4 joined(vec4 low, vec4 high, uint lane) {
 
 // A block of four rows.
 #if defined(FMT_Q4)
-const uint WORDS = 4u;
+const uint WORDS = 4u, AHEAD = 2u;
 #else
-const uint WORDS = 8u;
+const uint WORDS = 8u, AHEAD = 1u;
 #endif
 const uint PARTS = 1u, STEP = PVR_WG_X / 4u;
 struct Unit { uvec4 head, words[WORDS]; };
@@ -212,27 +223,41 @@ vec4 joined(vec4 low, vec4 high, uint lane) { return low; }
 
 #endif
 
-void main() {
-    uint tile = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
-    if (tile * 16u >= push.n)
-        return;
-    uint lane = wide_lane(), blocks = push.k >> 5, count = blocks * PARTS;
+// Adds up a tile. `again`: the activations are in shared memory already.
+vec4 product(uint tile, uint lane, bool again) {
+    uint blocks = push.k >> 5, count = blocks * PARTS;
     uint origin = unit_origin(tile, lane), number = unit_first(lane);
     const uint size = WEIGHTS_BLOCK / PARTS;
     vec4 low = vec4(0.0), high = vec4(0.0);
-    Unit unit = fetch(origin + min(number, count - 1u) * size);
+    Unit units[AHEAD + 1u];
+    [[unroll]] for (uint i = 0u; i < AHEAD; i++)
+        units[i] = fetch(origin + min(number + i * STEP, count - 1u) * size);
     for (uint base = 0u; base < blocks; base += CHUNK) {
-        if (base != 0u)
+        if (!again) {
+            if (base != 0u)
+                barrier();
+            stage(base, lane);
             barrier();
-        stage(base, lane);
-        barrier();
+        }
         for (uint end = min(base + CHUNK, blocks) * PARTS; number < end; number += STEP) {
-            Unit next = fetch(origin + min(number + STEP, count - 1u) * size);
-            add(unit, number - base * PARTS, low, high);
-            unit = next;
+            units[AHEAD] = fetch(origin + min(number + AHEAD * STEP, count - 1u) * size);
+            add(units[0], number - base * PARTS, low, high);
+            [[unroll]] for (uint i = 0u; i < AHEAD; i++)
+                units[i] = units[i + 1u];
         }
     }
-    finish(joined(low, high, lane), lane, tile);
+    return joined(low, high, lane);
+}
+
+void main() {
+    uint first = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    uint apart = gl_NumWorkGroups.x * gl_NumWorkGroups.y, lane = wide_lane();
+    bool whole = push.k <= 32u * CHUNK;
+    for (uint tile = first; tile * 16u < push.n; tile += apart) {
+        if (tile != first)
+            barrier();  // what finish read is written again
+        finish(product(tile, lane, whole && tile != first), lane, tile);
+    }
 }
 
 #else

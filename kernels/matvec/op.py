@@ -29,6 +29,8 @@ from kernels.text import (
 _SHUFFLES = frozenset({"subgroup_basic", "subgroup_shuffle"})
 _SUMS = 256 * 16  # bytes of shared memory
 _CHUNK = 256  # blocks of x in shared memory
+# Workgroups that a large GPU runs at the same time; what is more may share rounded activations.
+_ENOUGH, _MOST_TILES = 640, 4
 
 
 def _variants() -> tuple[Variant, ...]:
@@ -40,7 +42,10 @@ def _variants() -> tuple[Variant, ...]:
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return (*spread(ceil_div(push["n"], weights.ROWS), most_groups(push)[0]), 1)
+    count = ceil_div(push["n"], weights.ROWS)
+    if variant.rounds and count > _ENOUGH:  # several tiles a workgroup
+        count = ceil_div(count, min(count // _ENOUGH, _MOST_TILES))
+    return (*spread(count, most_groups(push)[0]), 1)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:

@@ -65,6 +65,12 @@ def runner(request: pytest.FixtureRequest, place: Callable[[str], Backend]) -> I
 
 
 @pytest.fixture
+def gpu(place: Callable[[str], Backend]) -> Runner:
+    """The Runner of the GPU alone, for tests of what its variants do and the CPU has not."""
+    return Runner(place("gpu"))
+
+
+@pytest.fixture
 def check_op(runner: Runner) -> Callable[..., dict[str, Any]]:
     """tests.kernels.harness.Runner.check_op, on each backend in turn."""
     return runner.check_op

@@ -110,6 +110,14 @@ def test_matvec_adds_and_leaves_the_rest(runner: Runner, fmt: str) -> None:
         product(runner, "matvec", fmt, 45, 128, 1, accumulate=0, y0=16, ldy=90, variant=v)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", FMTS)
+@pytest.mark.parametrize(("n", "k"), [(20, 8192 + 96), (16 * 1290 + 5, 64)])
+def test_matvec_in_chunks_and_of_several_tiles(gpu: Runner, fmt: str, n: int, k: int) -> None:
+    for variant in gpu.variants("matvec", fmt):
+        product(gpu, "matvec", fmt, n, k, 1, variant=variant)
+
+
 @pytest.mark.parametrize("fmt", FMTS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 9, 16, 33])
 def test_matmul(runner: Runner, fmt: str, tokens: int) -> None:
@@ -176,7 +184,7 @@ def test_no_axis_has_more_groups_than_a_device_allows(op: str) -> None:
         x, y, z = contract.groups(push, variant)
         assert max(x, y, z) <= 65535
         if op == "matvec":
-            assert x * y * 16 >= n
+            assert x * y * 16 * (4 if variant.rounds else 1) >= n
         else:
             rows, tokens = tile(variant)
             assert x * rows >= n
