@@ -13,10 +13,12 @@ neither numpy nor Vulkan is needed.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -68,13 +70,22 @@ OPTIONS = {
     "mirostat_tau": "d",
     "mirostat_eta": "d",
     "logit_bias": "a{ud}",
+    "schema": "s",
+    "instruction": "s",
+    "pooling": "s",
+    "question": "s",
+    "calibrate": "b",
     "width": "u",
     "height": "u",
     "pixel": "s",
     "depth": "u",
     "siting": "s",
     "full_range": "b",
-    "scale": "u",
+    "scale": "d",
+    "out_width": "u",
+    "out_height": "u",
+    "unchanged": "s",
+    "tile_map": "b",
     "slots": "u",
     "tile": "u",
     "overlap": "u",
@@ -394,6 +405,31 @@ class TextSession(Session):
     def count_tokens(self, text: str) -> int:
         """Tokens of the text as it stands."""
         return int(self.call("CountTokens", "s", [text]).body[0])
+
+    def embed(self, texts: Sequence[str], settings: Mapping[str, Any]) -> list[list[float]]:
+        """A vector of length 1 for each text."""
+        reply = self.call("Embed", "asa{sv}", [list(texts), options(settings)])
+        fd = reply.fds.take(reply.body[0])
+        try:
+            data = array.array("f", os.pread(fd, os.fstat(fd).st_size, 0))
+        finally:
+            os.close(fd)
+        if sys.byteorder == "big":
+            data.byteswap()
+        width = len(data) // len(texts)
+        return [data[at : at + width].tolist() for at in range(0, len(data), width)]
+
+    def classify(
+        self, text: str, labels: Sequence[str], settings: Mapping[str, Any]
+    ) -> tuple[str, dict[str, float]]:
+        """The label that fits a text best, and the share of each."""
+        body = [text, list(labels), options(settings)]
+        label, scores = self.call("Classify", "sasa{sv}", body).body
+        return str(label), dict(scores)
+
+    def extract(self, text: str, schema: str, settings: Mapping[str, Any]) -> str:
+        """JSON that fits the schema, of what the text says."""
+        return str(self.call("Extract", "ssa{sv}", [text, schema, options(settings)]).body[0])
 
     def cancel(self) -> None:
         """Ends the running job."""

@@ -58,6 +58,28 @@ TEXT_JOB: Mapping[str, Option] = {
     "mirostat_tau": Option("float", 5.0, high=100),
     "mirostat_eta": Option("float", 0.1, high=1),
     "logit_bias": Option("numbers", {}, low=-1000, high=1000, length=1024),
+    "schema": Option("str", "", length=1 << 16),
+}
+
+EXTRACT: Mapping[str, Option] = {
+    **{key: option for key, option in TEXT_JOB.items() if key not in ("schema", "mirostat")},
+    "instruction": Option("str", "", length=1 << 14),
+}
+
+EMBED: Mapping[str, Option] = {"pooling": Option("str", "mean", choices=("mean", "last"))}
+
+CLASSIFY: Mapping[str, Option] = {
+    "question": Option("str", "", length=1 << 14),
+    "calibrate": Option("bool", True),
+}
+
+ENLARGED: Mapping[str, Option] = {
+    "scale": Option("float", 2.0, low=1, high=8),
+    "out_width": Option("int", low=1, high=131072),
+    "out_height": Option("int", low=1, high=131072),
+    "tile": Option("int", 0, high=4096),
+    "overlap": Option("int", 0, high=256),
+    "tile_map": Option("bool", False),
 }
 
 VIDEO_SESSION: Mapping[str, Option] = {
@@ -68,10 +90,9 @@ VIDEO_SESSION: Mapping[str, Option] = {
     "depth": Option("int", 8, low=8, high=16),
     "siting": Option("str", "left", choices=("left", "centre")),
     "full_range": Option("bool", False),
-    "scale": Option("int", 2, low=1, high=8),
+    **ENLARGED,
+    "unchanged": Option("str", "exact", choices=("exact", "tolerant", "off")),
     "slots": Option("int", low=1, high=16),
-    "tile": Option("int", 0, high=4096),
-    "overlap": Option("int", 0, high=256),
     "device": DEVICE,
     "priority": PRIORITY,
     "share": Option("int", 0, high=100),
@@ -79,7 +100,7 @@ VIDEO_SESSION: Mapping[str, Option] = {
 
 PICTURE: Mapping[str, Option] = {
     "model": Option("str", ""),
-    "scale": Option("int", 2, low=1, high=8),
+    **ENLARGED,
     "format": Option("str", "", choices=("", "png", "jpeg")),
     "device": DEVICE,
     "priority": PRIORITY,

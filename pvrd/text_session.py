@@ -8,12 +8,13 @@ one goes on from the record, so that the client sees every token once.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from pvrd import fds, options, systemd
+from pvrd import fds, options, queries, systemd
 from pvrd.bus import Call
 from pvrd.core import Core, Session, report
 from pvrd.errors import Busy, Cancelled, InvalidArgument, PvrdError, ShuttingDown
@@ -86,9 +87,11 @@ class TextSession(Session):
         return self._begin({"kind": "chat", "messages": messages}, given)
 
     def _begin(self, header: dict[str, Any], given: Mapping[str, Any]) -> Answer:
+        return self._start(header, options.parse(given, options.TEXT_JOB))
+
+    def _start(self, header: dict[str, Any], settings: dict[str, Any]) -> Answer:
         core = self.core
         core.check_open()
-        settings = options.parse(given, options.TEXT_JOB)
         if settings["seed"] is None:
             settings["seed"] = secrets.randbits(32)
         if self.job is not None:
@@ -132,6 +135,47 @@ class TextSession(Session):
         finally:
             for fd in files:
                 os.close(fd)
+
+    @method("Embed", "texts:as options:a{sv}", "vectors:h")
+    async def embed(self, call: Call, texts: list[str], given: dict[str, Any]) -> Answer:
+        """A memfd with a row of float32 (little-endian, length 1) for each text."""
+        chosen = options.parse(given, options.EMBED)
+        asked = {"texts": queries.texts(texts), **chosen}
+        _, result = await queries.ask(self, "embed", asked)
+        try:
+            fds.seal(result, fds.SEAL_SHRINK | fds.SEAL_GROW | fds.SEAL_WRITE)
+            return Answer([0], [fds.read_only(result)])
+        finally:
+            os.close(result)
+
+    @method("Classify", "text:s labels:as options:a{sv}", "label:s scores:a{sd}")
+    async def classify(
+        self, call: Call, text: str, labels: list[str], given: dict[str, Any]
+    ) -> Answer:
+        """The label that fits a text best, and the share of each."""
+        chosen = options.parse(given, options.CLASSIFY)
+        if not text.strip():
+            raise InvalidArgument("the text is empty")
+        asked = {"text": text, "labels": queries.labels(labels), **chosen}
+        told, result = await queries.ask(self, "classify", asked)
+        try:
+            scores = json.loads(os.pread(result, int(told["bytes"]), 0))
+        finally:
+            os.close(result)
+        return Answer([str(told["best"]), {str(k): float(v) for k, v in scores.items()}])
+
+    @method("Extract", "text:s schema:s options:a{sv}", "json:s")
+    async def extract(self, call: Call, text: str, schema: str, given: dict[str, Any]) -> str:
+        """JSON that fits the schema, of what the text says."""
+        chosen = options.parse(given, options.EXTRACT)
+        if not text.strip() or not schema.strip():
+            raise InvalidArgument("the text or the schema is empty")
+        if len(schema) > options.TEXT_JOB["schema"].length:
+            raise InvalidArgument("a schema has at most 65536 characters")
+        talk = queries.extraction(text, schema, chosen.pop("instruction"))
+        settings = {**options.parse({}, options.TEXT_JOB), **chosen, "schema": schema}
+        stream = self._start({"kind": "chat", "messages": talk}, settings)
+        return await queries.collected(stream.fds.pop())
 
     @method("Cancel")
     async def cancel(self, call: Call) -> None:

@@ -49,9 +49,17 @@ def _bias(given: str) -> tuple[int, float]:
     return pair
 
 
+def session_options(parser: argparse.ArgumentParser) -> None:
+    """What every command with a text session has."""
+    common.job_options(parser)
+    parser.add_argument(
+        "--context", type=common.at_least(1), metavar="N", help="tokens of prompt and answer (2048)"
+    )
+
+
 def text_options(parser: argparse.ArgumentParser) -> None:
     """What generate and chat share."""
-    common.job_options(parser)
+    session_options(parser)
     parser.add_argument(
         "-n", "--max-tokens", type=common.at_least(1), metavar="N", help="tokens at most (256)"
     )
@@ -112,9 +120,6 @@ def text_options(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given 8 times"
     )
     parser.add_argument("--system", metavar="TEXT", help="the system message")
-    parser.add_argument(
-        "--context", type=common.at_least(1), metavar="N", help="tokens of prompt and answer (2048)"
-    )
 
 
 def job_settings(args: argparse.Namespace) -> dict[str, Any]:

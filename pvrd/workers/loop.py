@@ -23,6 +23,7 @@ from engine.errors import DeviceLost, InvalidArgument, PvrError
 from pvrd.workers import devices, faults, protocol
 from pvrd.workers.models import Models
 from pvrd.workers.picture_jobs import PictureTask
+from pvrd.workers.query_jobs import QueryTask
 from pvrd.workers.schedule import Scheduler, Task
 from pvrd.workers.text_jobs import TextJobs
 from pvrd.workers.video_jobs import VideoTask
@@ -57,7 +58,7 @@ class Worker:
         self._inbox: deque[protocol.Received] = deque()
         self._scheduler = Scheduler()
         self._videos: dict[str, VideoTask] = {}
-        self._pictures: dict[str, PictureTask] = {}
+        self._singles: dict[str, PictureTask | QueryTask] = {}  # by job: what cancelling fails
 
     def run(self) -> int:
         """Serves to the end; the exit status: 0 (peer gone), EXIT_LOST or EXIT_PROTOCOL."""
@@ -225,8 +226,8 @@ class Worker:
         self._text.dropped(task)
         if isinstance(task, VideoTask):
             self._videos.pop(task.session, None)
-        elif isinstance(task, PictureTask):
-            self._pictures.pop(task.job, None)
+        elif isinstance(task, PictureTask | QueryTask):
+            self._singles.pop(task.job, None)
         task.close()
 
     # One method a message.
@@ -250,7 +251,7 @@ class Worker:
 
     def _on_cancel(self, received: protocol.Received) -> None:
         job = str(received.message["job"])
-        if (picture := self._pictures.get(job)) is not None:
+        if (picture := self._singles.get(job)) is not None:
             self._drop(picture)
             self._error({"job": job}, "Cancelled", "The job was cancelled.")
         else:
@@ -285,7 +286,12 @@ class Worker:
     def _on_picture(self, received: protocol.Received) -> None:
         message = received.message
         task = PictureTask(self._models, message, received.fd(0), received.fd(1), self.send)
-        self._pictures[task.job] = task
+        self._singles[task.job] = task
+        self._scheduler.add(task)
+
+    def _on_query(self, received: protocol.Received) -> None:
+        task = QueryTask(self._models, received.message, received.fd(0), received.fd(1), self.send)
+        self._singles[task.job] = task
         self._scheduler.add(task)
 
     def _on_close(self, received: protocol.Received) -> None:
@@ -319,6 +325,7 @@ class Worker:
         "video.open": _on_video_open,
         "frame": _on_frame,
         "picture": _on_picture,
+        "query": _on_query,
         "close": _on_close,
         "stats": _on_stats,
     }

@@ -80,6 +80,19 @@ def read_all(fd: int, limit: int = 64 << 20) -> bytes:
     return read_range(fd, 0, size)
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """Makes these bytes all that is in a memfd.
+
+    Raises:
+        OSError: there is no room for them.
+    """
+    os.ftruncate(fd, 0)
+    view, offset = memoryview(data), 0
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
 def read_range(fd: int, offset: int, size: int) -> bytes:
     """`size` bytes at `offset`.
 

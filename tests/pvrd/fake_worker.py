@@ -5,8 +5,8 @@ Its text is a function of the token's number alone ("w0 w1 …"), a frame's outp
 first byte inverted, a picture is b"FAKE" and the source. Words in a prompt make it misbehave:
 `slow` (a token each 10 ms), `die:N` (ends before token N, once), `die-always:N`, `stop:N` (SIGSTOP
 before token N, once), `nonsense:N` (a datagram that is no JSON, once), `suspect:N` (doubts the
-two tokens before token N), `wide` (long text) and `oom:gpu`. Once means in the first generation of
-the GPU worker.
+two tokens before token N), `wide` (long text), `cut` (no whole answer to a schema) and `oom:gpu`.
+Once means in the first generation of the GPU worker.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -101,7 +102,9 @@ class Fake:
                       context=job.settings["context"])  # fmt: skip
         if job.next >= job.settings["max_tokens"]:
             stats = {"prefill_s": 0.5, "prefill_tokens": 3, "decode_tokens": job.next}
-            self.send(t="text.end", job=job.job, reason="length", text="end", stats=stats)
+            whole = job.settings["schema"] and "cut" not in job.prompt
+            self.send(t="text.end", job=job.job, reason="stop" if whole else "length", text="end",
+                      stats=stats)  # fmt: skip
             del self.texts[job.job]
             return
         once = self.kind == "gpu" and self.generation == 1
@@ -192,6 +195,19 @@ class Fake:
             self.send(t="picture.done", job=m["job"], width=4, height=2, bytes=0, format="png",
                       stats={"tiles": 2, "tiles_fallback": 0})  # fmt: skip
             os.close(source)
+            os.close(result)
+        elif kind == "query":
+            question, result = received.take(), received.take()
+            asked = json.loads(os.pread(question, 1 << 20, 0))
+            if m["kind"] == "embed":
+                data = struct.pack("<2f", 0.6, 0.8) * len(asked["texts"])
+                told: dict[str, Any] = {"width": 2}
+            else:
+                data = json.dumps(dict.fromkeys(asked["labels"], 0.5)).encode()
+                told = {"best": asked["labels"][-1]}
+            os.pwrite(result, data, 0)
+            self.send(t="query.done", job=m["job"], bytes=len(data), tokens=1, **told)
+            os.close(question)
             os.close(result)
         elif kind == "stats":
             self.send(t="stats", counters={"submissions": 5}, rss=12345, jobs=len(self.texts))

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 from typing import Any
 
 import pytest
 
+from pvrd.bus import BusError
+
 pytestmark = pytest.mark.bus
+TEXT = "org.pvrd.Pvrd1.TextSession"
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,38 @@ def test_chat_and_count(session: str, caller: Any, lines: Any) -> None:
     for text in ("a b c", "\x01 " * 4000, "word " * 20000):
         reply = caller.call("CountTokens", "s", [text], path=session, interface=interface)
         assert reply.body == [len(text.split())]
+
+
+def test_answers_that_are_no_stream(session: str, caller: Any) -> None:
+    def ask(method: str, signature: str, *body: Any) -> Any:
+        return caller.call(method, signature, list(body), path=session, interface=TEXT)
+
+    reply = ask("Embed", "asa{sv}", ["a", "b"], caller.options(pooling="last"))
+    fd = reply.fds.take(reply.body[0])
+    assert struct.unpack("<4f", os.pread(fd, 100, 0)) == pytest.approx((0.6, 0.8, 0.6, 0.8))
+    os.close(fd)
+    reply = ask("Classify", "sasa{sv}", "text", ["x", "y"], {})
+    assert reply.body == ["y", {"x": 0.5, "y": 0.5}]
+    assert ask("Extract", "ssa{sv}", "text", "{}", caller.options(max_tokens=2)).body == [
+        "w0 w1 end"
+    ]
+    bad = [
+        ("Embed", "asa{sv}", [], {}), ("Embed", "asa{sv}", [""], {}),
+        ("Embed", "asa{sv}", ["a"], caller.options(pooling="max")),
+        ("Classify", "sasa{sv}", "t", ["x"], {}), ("Classify", "sasa{sv}", "t", ["x", "x"], {}),
+        ("Classify", "sasa{sv}", " ", ["x", "y"], {}), ("Extract", "ssa{sv}", "t", "", {}),
+        ("Extract", "ssa{sv}", "t", "{}", caller.options(mirostat=2)),
+    ]  # fmt: skip
+    for call in bad:
+        with pytest.raises(BusError) as e:
+            ask(*call)
+        assert e.value.name.endswith(".InvalidArgument"), call
+
+
+def test_an_extract_that_is_cut_off(session: str, caller: Any) -> None:
+    body = ["cut", "{}", caller.options(max_tokens=2)]
+    with pytest.raises(BusError, match="max_tokens"):
+        caller.call("Extract", "ssa{sv}", body, path=session, interface=TEXT)
 
 
 def test_ready_and_properties(session: str, caller: Any, until: Any) -> None:

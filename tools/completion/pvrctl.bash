@@ -26,10 +26,13 @@ _pvrctl() {
     esac
     local options='--bus --json --help' words=''
     case $command in
-        '') options+=' --version'; words='status devices models generate chat upscale config stats shader bench doctor' ;;
+        '') options+=' --version'; words='status devices models generate chat extract classify embed upscale config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
         generate) options+=" $text --raw --top5 --logprobs" ;;
         chat) options+=" $text" ;;
+        extract) options+=" $jobs --context --instruction -n --max-tokens" ;;
+        classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
+        embed) options+=" $jobs --context --pooling" ;;
         upscale) options+=" $jobs --scale --tile --overlap --format" ;;
         models)
             case $action in

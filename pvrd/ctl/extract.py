@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says what a text says, as JSON that fits a schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pvrd.ctl import common, errors, generate
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `pvrctl extract`."""
+    generate.session_options(parser)
+    parser.add_argument(
+        "--instruction", metavar="TEXT", help="what to look for, instead of the schema"
+    )
+    parser.add_argument(
+        "-n", "--max-tokens", type=common.at_least(1), metavar="N", help="tokens at most (256)"
+    )
+    parser.add_argument("schema", help="a JSON schema: a file, or the text itself")
+    parser.add_argument("text", help="the text, or - for standard input")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs `pvrctl extract`.
+
+    Raises:
+        CtlError: the schema cannot be read.
+    """
+    schema = args.schema
+    if not schema.lstrip().startswith("{"):
+        try:
+            schema = Path(schema).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise errors.CtlError(
+                f"The schema {args.schema} cannot be read: {error}.", errors.BAD_INPUT
+            ) from None
+    text = generate.prompt_text(args.text, raw=False)
+    given = {"instruction": args.instruction, "max_tokens": args.max_tokens}
+    with (
+        common.client(args) as client,
+        client.open_text(generate.session_settings(args)) as session,
+    ):
+        common.wait_ready(session, args)
+        found = session.extract(text, schema, {k: v for k, v in given.items() if v is not None})
+    # Indented for people, in a line for programs.
+    indent = None if args.json or not sys.stdout.isatty() else 2
+    sys.stdout.write(json.dumps(json.loads(found), ensure_ascii=False, indent=indent) + "\n")
+    return errors.OK

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on a text session that have one answer: vectors, labels, JSON by a schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pvrd import fds
+from pvrd.errors import (
+    Internal,
+    InvalidArgument,
+    OutOfMemory,
+    PvrdError,
+    Timeout,
+    from_name,
+)
+from pvrd.objects import METHOD_S
+
+if TYPE_CHECKING:
+    from pvrd.text_session import TextSession
+    from pvrd.worker import Worker
+
+MAX_TEXTS = 1024
+MAX_LABELS = 64
+_INSTRUCTION = "Extract what the text says. Answer with JSON alone that fits this schema:"
+
+
+async def ask(
+    session: TextSession, kind: str, asked: Mapping[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """Has a worker answer a question of this kind; what it told, and a memfd with the answer, which
+    is the caller's.
+
+    Raises:
+        Timeout: it takes longer than a method may.
+        PvrdError: what the worker said.
+    """
+    core = session.core
+    core.check_open()
+    core.supervisor.admit(core.peers.usage(session.uid).jobs)
+    core.supervisor.check_device(session.choice)
+    job = f"j{core.next_number()}"
+    data = json.dumps(asked).encode()
+    message = {"t": "query", "job": job, "kind": kind, "model": session.model.key,
+               "context": session.context, "priority": session.priority}  # fmt: skip
+    request = fds.memfd("pvrd-question")
+    try:
+        result = fds.memfd("pvrd-answer")
+    except PvrdError:
+        os.close(request)
+        raise
+
+    async def answer(worker: Worker) -> dict[str, Any]:
+        ended = False
+        with worker.route("job", job) as inbox:
+            worker.counters.jobs += 1
+            worker.send(message, [request, result])
+            try:
+                told = await inbox.expect("query.done")
+                ended = True
+                return told
+            except PvrdError:
+                ended = True
+                raise
+            finally:
+                if not ended:
+                    worker.send({"t": "cancel", "job": job})
+
+    try:
+        try:
+            os.pwrite(request, data, 0)
+        except OSError as e:
+            raise OutOfMemory(
+                f"a question of {len(data)} bytes has no room: {e.strerror}"
+            ) from None
+        with core.peers.job(session.uid):
+            async with asyncio.timeout(METHOD_S - 1):
+                told = await core.supervisor.attempt(
+                    session.choice, session.model, session.priority, answer, lambda _: None
+                )
+        return told, os.dup(result)
+    except TimeoutError:
+        raise Timeout(
+            f"the answer takes longer than {METHOD_S:g} s; ask for less at a time"
+        ) from None
+    finally:
+        os.close(request)
+        os.close(result)
+
+
+def texts(given: list[str]) -> list[str]:
+    """Texts to embed, checked.
+
+    Raises:
+        InvalidArgument
+    """
+    if not 1 <= len(given) <= MAX_TEXTS or not all(given):
+        raise InvalidArgument(f"there are 1 to {MAX_TEXTS} texts to embed, none of them empty")
+    return given
+
+
+def labels(given: list[str]) -> list[str]:
+    """Labels to choose from, checked.
+
+    Raises:
+        InvalidArgument
+    """
+    if not 2 <= len(given) <= MAX_LABELS or len(set(given)) != len(given):
+        raise InvalidArgument(f"there are 2 to {MAX_LABELS} labels, each once")
+    if not all(label.strip() for label in given):
+        raise InvalidArgument("a label is empty")
+    return given
+
+
+def extraction(text: str, schema: str, instruction: str) -> list[dict[str, str]]:
+    """The talk that asks for JSON."""
+    words = instruction or f"{_INSTRUCTION} {schema}"
+    return [{"role": "system", "content": words}, {"role": "user", "content": text}]
+
+
+async def collected(reader: int) -> str:
+    """The text of a stream that has to end complete; `reader` becomes ours.
+
+    Raises:
+        Timeout: it takes longer than a method may.
+        InvalidArgument: the answer was cut off at max_tokens.
+        PvrdError: what the stream said.
+    """
+    loop = asyncio.get_running_loop()
+    stream = asyncio.StreamReader(limit=1 << 16)
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reader, "rb", 0)
+    )
+    parts: list[str] = []
+    try:
+        async with asyncio.timeout(METHOD_S - 1):
+            async for line in stream:
+                event = json.loads(line)
+                if event["type"] == "error":
+                    raise from_name(event["error"], event["message"])
+                parts.append(str(event.get("text", "")))
+                if event["type"] == "end":
+                    if event["reason"] != "stop":
+                        raise InvalidArgument(
+                            "the answer was not complete within max_tokens; raise it, or bound the"
+                            " schema's texts and arrays"
+                        )
+                    return "".join(parts)
+    except TimeoutError:
+        text = f"the answer takes longer than {METHOD_S:g} s; use Chat with the option schema"
+        raise Timeout(text) from None
+    finally:
+        transport.close()
+    raise Internal("the stream ended without an end")
