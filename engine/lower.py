@@ -227,11 +227,11 @@ class Lowering:
         contract = contract_of(op)
         if fmt is not None:
             push = {**push, "fmt": FORMATS[fmt]}
-        variant = choose(
-            contract, self._device, fmt, self._allow, push, self._large(contract, bindings)
-        )
+        large = self._large(contract, bindings)
+        call = {**push, "tokens": tokens}
+        variant = choose(contract, self._device, fmt, self._allow, call, large)
         most = self._device.limits.max_workgroup_count
-        groups = contract.groups({**push, "tokens": tokens, "most": most}, variant)
+        groups = contract.groups({**call, "most": most}, variant)
         if any(g > m for g, m in zip(groups, most, strict=True)):
             raise OutOfMemory(f"The operation {op} needs more workgroups than the device has.")
         self._calls[sequence].append(

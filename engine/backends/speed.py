@@ -22,7 +22,7 @@ import kernels
 from engine.backends.base import Backend, DeviceInfo
 from engine.program import Binding, Buffer, Call, Program
 from kernels import kv, weights
-from kernels.contract import PARAM_WORDS
+from kernels.contract import N_TOKENS, PARAM_WORDS
 from kernels.text import FORMAT_NAMES
 from kernels.topk.op import RECORD_WORDS, part_nbytes
 
@@ -53,17 +53,22 @@ Timer = Callable[[str, Trial], float | None]
 
 
 def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
-    """What stands for a call of one token with these push constants, in bindings of at most
-    `most_bytes`; None for operations with nothing to choose.
+    """What stands for a call with these push constants, in bindings of at most `most_bytes`: of one
+    token, with a key `tokens` of so many where that matters. None for operations with nothing to
+    choose.
     """
-    if op == "matvec":
+    if op in ("matvec", "matmul"):
         fmt, n, k = FORMAT_NAMES[int(push["fmt"])], _class(push["n"]), _class(push["k"])
-        k = max(k, weights.BLOCK)
-        while n > 1 and weights.nbytes(fmt, n, k) > min(_MOST_BYTES, most_bytes):
+        k, most = max(k, weights.BLOCK), min(_MOST_BYTES, most_bytes)
+        while n > 1 and weights.nbytes(fmt, n, k) > most:
             n //= 2
-        sizes = {"w": weights.nbytes(fmt, n, k), "x": 4 * k, "y": 4 * n}
         given = {"fmt": push["fmt"], "n": n, "k": k, "accumulate": 0, "y0": 0}
-        return Trial(f"{op} {fmt} {n}x{k}", op, given, sizes, (1, 0, 0))
+        name, tokens = f"{op} {fmt} {n}x{k}", 1
+        if op == "matmul":
+            tokens = _class(max(1, min(push.get("tokens", 1), most // (4 * max(n, k)))))
+            name, given = f"{name}x{tokens}", {**given, "ldy": n}
+        sizes = {"w": weights.nbytes(fmt, n, k), "x": 4 * k * tokens, "y": 4 * n * tokens}
+        return Trial(name, op, given, sizes, (tokens, 0, tokens - 1))
     if op == "rmsnorm":
         k = _class(push["k"])
         given = {"k": k, "eps": 1e-5, "last": 1, "add": 0}
@@ -104,7 +109,7 @@ def measure(backend: Backend, variant: str, what: Trial) -> float:
     for bind in contract.bindings:
         buffers[bind.name] = Buffer(bind.name, what.sizes[bind.name], "scratch")
     most = backend.info.limits.max_workgroup_count
-    push = {**what.push, "tokens": 1, "most": most}
+    push = {**what.push, "tokens": what.params[N_TOKENS], "most": most}
     groups = contract.groups(push, contract.variant(variant))
     bindings = tuple(Binding(b.name) for b in contract.bindings)
     call = Call(what.op, variant, bindings, contract.pack(**what.push), groups)

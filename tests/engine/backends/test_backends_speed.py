@@ -19,7 +19,10 @@ NORM = {"k": 100, "eps": 1e-5, "last": 0, "add": 0}
 SHAPES: dict[str, dict[str, float]] = {
     "rmsnorm": NORM,
     "matvec": {"fmt": FORMATS["q4"], "n": 50, "k": 96, "accumulate": 1, "y0": 3},
-    "topk": {"v": 3000, "stage": 1},
+    "matmul": {
+        "fmt": FORMATS["q8"], "n": 50, "k": 96, "accumulate": 1, "y0": 3, "ldy": 60, "tokens": 9,
+    },
+    "topk": {"v": 3000, "stage": 0},
     "attention_decode": {
         "fmt": FORMATS["q8"], "heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1,
         "window": 9, "softcap": 0.0,
@@ -32,7 +35,8 @@ def test_a_trial_stands_for_a_class_of_sizes(op: str, push: dict[str, float]) ->
     made = speed.trial(op, push, 1 << 20)
     assert made is not None
     assert set(made.sizes) == {b.name for b in kernels.op(op).bindings}
-    assert speed.trial(op, dict(made.push), 1 << 20) == made
+    given = {**made.push, "tokens": made.params[0]}
+    assert speed.trial(op, given, 1 << 20) == made
     assert speed.measure(NullBackend(), kernels.op(op).variants[0].name, made) >= 0
 
 
@@ -40,9 +44,11 @@ def test_a_trial_stands_for_a_class_of_sizes(op: str, push: dict[str, float]) ->
 def test_a_trial_fits_the_bindings(fmt: str) -> None:
     push = {"fmt": FORMATS[fmt], "n": 200_000, "k": 9000, "accumulate": 0, "y0": 0}
     for most in (1 << 20, 1 << 27):
-        made = speed.trial("matvec", push, most)
-        assert made is not None
-        assert max(made.sizes.values()) <= min(most, 32 << 20)
+        for op in ("matvec", "matmul"):
+            made = speed.trial(op, {**push, "tokens": 5000}, most)
+            assert made is not None
+            assert max(made.sizes.values()) <= min(most, 32 << 20)
+            assert (made.params[0] > 1) == (op == "matmul")
     attention = {
         "fmt": FORMATS["f16"],
         "heads": 8,
