@@ -14,6 +14,7 @@ import errno
 import json
 import mmap
 import os
+import stat
 import struct
 import tempfile
 import zlib
@@ -69,6 +70,12 @@ def array_blob(
     return Blob(
         name, fmt, tuple(data.shape if shape is None else shape), flat.nbytes, lambda: [flat]
     )
+
+
+def is_compiled(fd: int) -> bool:
+    """Whether a descriptor's file says that it is a compiled model; a folder never is."""
+    regular = stat.S_ISREG(os.fstat(fd).st_mode)
+    return regular and os.pread(fd, len(MAGIC), 0) == MAGIC
 
 
 def _align(n: int) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 
 from engine.backends.base import Backend
 from engine.errors import PvrError
+from engine.text.compiled import explain_file
 from engine.text.generate import End, Generation, Request, Start
-from engine.text.model import TextModel, explain_file
+from engine.text.model import TextModel
 
 
 def _backend(name: str, threads: int) -> Backend:
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="engine.text", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("model", metavar="MODEL", help="a GGUF file or a compiled .pvrm")
+    parser.add_argument("model", metavar="MODEL", help="a GGUF file, a folder or a compiled .pvrm")
     parser.add_argument("--prompt", default="Hello")
     parser.add_argument("--chat", action="store_true", help="use the model's chat template")
     parser.add_argument("--backend", choices=("cpu", "vulkan", "null"), default="cpu")
@@ -84,8 +85,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.explain:
-            with open(args.model, "rb") as f:
-                print(explain_file(f.fileno()))
+            fd = os.open(args.model, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                print(explain_file(fd))
+            finally:
+                os.close(fd)
             return 0
         backend = _backend(args.backend, args.threads)
         model = TextModel.load(args.model, args.cache, backend, chunk=args.chunk)

@@ -6,214 +6,28 @@ for each.
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine import memory, pvrm
 from engine.backends.base import Backend, Executable
-from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory, PvrError
-from engine.graph import Graph, Weight, explain
-from engine.importers import ggml
-from engine.importers.decoder import Model
-from engine.importers.families import import_model
-from engine.importers.gguf import Gguf
-from engine.importers.source import pieces
-from engine.lower import allowed, lower, weight_nbytes
-from engine.passes import optimise
+from engine.errors import ContextFull, InvalidArgument, OutOfMemory
+from engine.lower import allowed, lower
 from engine.program import Program
 from engine.record import recorded
+from engine.text.compiled import compiled_model, described, info
 from engine.text.sampler import RECORD_BYTES
 from engine.text.template import ChatTemplate
-from engine.text.tokenizer import Data, TextTokenizer, import_tokenizer
-from kernels.weights import ROWS
+from engine.text.tokenizer import Data, TextTokenizer
 
 Progress = Callable[[float], None]
 
-COMPILER = 2  # goes up whenever compiled models of before must not be used any more
 DEFAULT_CONTEXT = 4096
 CHUNK = 128  # tokens of a prompt in one slice
 SOFTWARE_CHUNK = 32
-_CHUNK_ELEMENTS = 1 << 21  # elements that are re-packed at a time
-_EDGE = 1 << 20  # bytes at both ends of a source file that tell it from others
-
-
-def fingerprint(fd: int) -> str:
-    """Tells a source file from others: its size and checksums of its two ends."""
-    size = os.fstat(fd).st_size
-    first = zlib.crc32(os.pread(fd, _EDGE, 0))
-    last = zlib.crc32(os.pread(fd, _EDGE, max(0, size - _EDGE)))
-    return f"{size:x}-{first:08x}-{last:08x}"
-
-
-def _weight_chunks(model: Model, weight: Weight) -> Iterator[npt.NDArray[Any]]:
-    """A weight as kernels read it, a few tiles at a time."""
-    k = weight.shape[1]
-    step = max(1, _CHUNK_ELEMENTS // (k * ROWS)) * ROWS
-    for part in weight.parts:
-        for tensor, rows, raw in pieces(model.source, part, step):
-            if weight.layout == "rows":
-                values = ggml.vector(tensor.kind, raw)
-                if not np.isfinite(values).all():
-                    raise BadModel(f"The tensor {tensor.name} holds values that are no numbers.")
-                yield values
-            else:
-                yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name)
-
-
-def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
-    if weight.name in model.ropes:
-        table = model.ropes[weight.name].table(weight.shape[0])
-        return pvrm.array_blob(weight.name, table, shape=weight.shape)
-    return pvrm.Blob(
-        weight.name,
-        weight.format,
-        weight.shape,
-        weight_nbytes(weight),
-        lambda: _weight_chunks(model, weight),
-    )
-
-
-def prepare(fd: int) -> tuple[dict[str, Any], list[pvrm.Blob]]:
-    """Metadata and blobs of the compiled model of a GGUF file; the blobs read the file when they
-    are written.
-
-    Raises:
-        BadModel, UnsupportedModel
-    """
-    file = Gguf(fd)
-    model = import_model(file)
-    graph = optimise(model.graph)
-    tokens = import_tokenizer(file, int(graph.attrs["vocab"]))
-    template = None
-    if "tokenizer.chat_template" in file.metadata:
-        template = file.text("tokenizer.chat_template")
-    blobs = [_weight_blob(model, w) for w in graph.weights.values()]
-    library = np.frombuffer(tokens.library, np.uint8)
-    blobs.append(pvrm.array_blob("tokenizer/library", library, "json"))
-    blobs.append(pvrm.array_blob("tokenizer/pieces", tokens.pieces, "bytes"))
-    blobs.append(pvrm.array_blob("tokenizer/ends", tokens.ends, "u32"))
-    metadata = {
-        "kind": "text",
-        "compiler": COMPILER,
-        "source": fingerprint(fd),
-        "name": file.text("general.name", ""),
-        "graph": graph.to_json(),
-        "tokenizer": tokens.settings,
-        "template": template,
-    }
-    return metadata, blobs
-
-
-def info(metadata: dict[str, Any], graph: Graph) -> dict[str, Any]:
-    """What users see of a model."""
-    matrices = [w for w in graph.weights.values() if w.layout != "rows"]
-    formats: dict[str, int] = {}
-    for w in matrices:
-        formats[w.format] = formats.get(w.format, 0) + w.shape[0] * w.shape[1]
-    return {
-        "kind": "text",
-        "arch": graph.attrs["arch"],
-        "name": metadata["name"],
-        "context": int(graph.attrs["context"]),
-        "vocab": int(graph.attrs["vocab"]),
-        "layers": int(graph.attrs["layers"]),
-        "parameters": sum(formats.values()),
-        "nbytes": sum(weight_nbytes(w) for w in graph.weights.values()),
-        "format": max(formats, key=lambda f: formats[f]),
-        "chat": metadata["template"] is not None,
-    }
-
-
-def inspect(fd: int) -> dict[str, Any]:
-    """Whether a file is a model that can be loaded, and what it is. Of a GGUF file weights are not
-    read; of a compiled model each blob's checksum is.
-
-    Raises:
-        BadModel, UnsupportedModel
-    """
-    if os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC:
-        compiled = pvrm.Pvrm.open(fd, verify=True)
-        return info(*_described(compiled))
-    metadata, _ = prepare(fd)
-    return info(metadata, Graph.from_json(metadata["graph"]))
-
-
-def explain_file(fd: int) -> str:
-    """What the passes do to a model, as a table."""
-    return explain(optimise(import_model(Gguf(fd)).graph))
-
-
-def _described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
-    """Metadata and graph of a compiled text model.
-
-    Raises:
-        BadModel: another kind of model, another compiler's, damaged.
-    """
-    meta = compiled.metadata
-    if meta.get("kind") != "text" or meta.get("compiler") != COMPILER:
-        raise BadModel("The file is no compiled text model of this version.")
-    graph = Graph.from_json(meta.get("graph"))
-    for w in graph.weights.values():
-        entry = compiled.entries.get(w.name)
-        if entry is None or entry.nbytes != weight_nbytes(w) or entry.format != w.format:
-            raise BadModel(f"The compiled model's {w.name} is damaged.")
-    return meta, graph
-
-
-def _open_cache(cache: str, mark: str) -> pvrm.Pvrm | None:
-    """The compiled model in the cache if it is whole, of this compiler and of this source."""
-    try:
-        compiled = pvrm.Pvrm.open(cache)
-        meta, _ = _described(compiled)
-    except (OSError, PvrError):
-        return None
-    return compiled if meta.get("source") == mark else None
-
-
-def _in_memory(metadata: dict[str, Any], blobs: list[pvrm.Blob], progress: Progress) -> pvrm.Pvrm:
-    """Compiles into anonymous memory: where there is no cache folder, or no room in it."""
-    memory.admit({"compiled model": sum(b.nbytes for b in blobs)})
-    fd = os.memfd_create("pvrm", os.MFD_CLOEXEC)
-    try:
-        pvrm.write_fd(fd, metadata, blobs, progress)
-        return pvrm.Pvrm.open(fd)
-    finally:
-        os.close(fd)
-
-
-def compiled_model(
-    fd: int, cache: str, progress: Progress | None = None, force: bool = False
-) -> tuple[pvrm.Pvrm, str]:
-    """The compiled form of a source file (GGUF, or .pvrm as it is), and why it is not in the cache
-    ("" when it is).
-
-    Raises:
-        BadModel, UnsupportedModel, OutOfMemory
-    """
-    tell = progress or (lambda _: None)
-    if os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC:
-        return pvrm.Pvrm.open(fd), ""
-    if cache and not force:
-        found = _open_cache(cache, fingerprint(fd))
-        if found is not None:
-            return found, ""
-    metadata, blobs = prepare(fd)
-    reason = "there is no cache"
-    if cache:
-        try:
-            pvrm.write(cache, metadata, blobs, tell)
-            return pvrm.Pvrm.open(cache), ""
-        except PvrError as e:
-            # What is wrong with the model would be wrong in memory, too.
-            if type(e) is not PvrError:
-                raise
-            reason = str(e)
-    return _in_memory(metadata, blobs, tell), reason
 
 
 class State:
@@ -300,7 +114,7 @@ class TextModel:
         Raises:
             BadModel, OutOfMemory
         """
-        meta, self.graph = _described(compiled)
+        meta, self.graph = described(compiled)
         self.info = info(meta, self.graph)
         self.vocab = int(self.graph.attrs["vocab"])
         self.chunk = chunk or (SOFTWARE_CHUNK if _slow(backend) else CHUNK)
@@ -342,7 +156,7 @@ class TextModel:
         chunk: int = 0,
         force: bool = False,
     ) -> TextModel:
-        """Loads a source file (path or descriptor, which stays the caller's) by way of the compiled
+        """Loads a source (path or descriptor, which stays the caller's) by way of the compiled
         model `cache`.
 
         It is compiled when the cache lacks it, is damaged or was made from another file, or with

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer of a model, made from the GGUF file's metadata.
+"""Tokenizer of a model, made from a GGUF file's metadata or (`tokenizer_json`) from a folder's.
 
 The `tokenizers` library does the merging (byte-level BPE for `gpt2`, SentencePiece's BPE for
 `llama`); which text is looked at for control tokens is decided here: only what a chat template
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,26 @@ class Data:
     ends: npt.NDArray[np.uint32]  # where each piece ends
 
 
+Pairs = list[tuple[str, str]]  # merges
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a model's file says of its tokens: texts and types by id, and the ids of some."""
+
+    kind: str  # gpt2 or llama
+    pre: str
+    texts: Sequence[str]
+    types: Sequence[int]
+    bos: int | None
+    eos: int | None
+    ends: frozenset[int]
+    add_bos: bool
+    add_space_prefix: bool
+    unknown: int | None = None
+    normalizer: str = ""  # "NFC" where texts are normalised first
+
+
 def import_tokenizer(file: Gguf, vocab: int) -> Data:
     """Reads a GGUF's tokenizer. `vocab` is the number of rows of the embedding table.
 
@@ -125,10 +145,38 @@ def import_tokenizer(file: Gguf, vocab: int) -> Data:
             raise UnsupportedModel(
                 f"The model cuts text by the rules {pre!r}, which are not supported."
             )
-    settings = _settings(file, kind, pre, texts, types)
-    lengths = [len(t) for t, _ in (*settings.specials, *settings.user_defined)]
+    words = _words(file, kind, pre, texts, types)
+    if kind == "gpt2":
+        merges = _merges(file)
+        return assemble(words, lambda known: usable(merges, known, set(texts)))
+    scores = _scores(file, len(texts))
+    return assemble(words, lambda known: _by_scores(known, scores, types))
+
+
+def assemble(words: Words, merges: Callable[[dict[str, int]], Pairs]) -> Data:
+    """A tokenizer of a model's tokens; `merges` gets the names under which the library knows them.
+
+    Raises:
+        BadModel, UnsupportedModel
+    """
+    texts, types = words.texts, words.types
+    specials = [(t, i) for i, t in enumerate(texts) if t and types[i] in (CONTROL, UNKNOWN)]
+    user = [(t, i) for i, t in enumerate(texts) if t and types[i] == USER_DEFINED]
+    lengths = [len(t) for t, _ in (*specials, *user)]
     if sum(lengths) > MAX_SPECIALS or max(lengths, default=0) > MAX_SPECIAL:
         raise UnsupportedModel("The model has too many or too long control tokens.")
+    ends = words.ends | {i for t, i in specials if types[i] == CONTROL and t in _END_TEXTS}
+    settings = Settings(
+        words.kind,
+        words.pre,
+        words.bos,
+        words.eos,
+        words.add_bos and words.bos is not None,
+        words.add_space_prefix,
+        tuple(sorted(ends)),
+        tuple(specials),
+        tuple(user),
+    )
     # No text contains NUL followed by these digits as one token: merges that would build it do not
     # exist.
     hidden = {CONTROL, UNUSED, UNKNOWN, USER_DEFINED}
@@ -137,21 +185,21 @@ def import_tokenizer(file: Gguf, vocab: int) -> Data:
     for i, name in enumerate(names):
         # A text that stands twice is found under its first id.
         known.setdefault(name if name not in known else f"\0{i}", i)
-    if kind == "gpt2":
-        library = _byte_level(known, _merges(file, known, set(texts)), pre)
+    pairs = merges(known)
+    if words.kind == "gpt2":
+        library = _byte_level(known, pairs, words.pre)
+        if words.normalizer:
+            library.normalizer = getattr(_tokenizers().normalizers, words.normalizer)()
     else:
-        unknown = _special_id(file, "unknown", len(texts))
-        if unknown is None:
-            unknown = next((i for i, t in enumerate(types) if t == UNKNOWN), None)
-        unk = names[unknown] if unknown is not None else None
-        library = _sentencepiece(known, _scores(file, len(texts)), types, unk)
-    pieces = [_piece(kind, t, types[i]) for i, t in enumerate(texts)]
-    ends = np.cumsum([len(p) for p in pieces], dtype=np.int64)
+        unk = names[words.unknown] if words.unknown is not None else None
+        library = _sentencepiece(known, pairs, unk)
+    pieces = [_piece(words.kind, t, types[i]) for i, t in enumerate(texts)]
+    end = np.cumsum([len(p) for p in pieces], dtype=np.int64)
     return Data(
         asdict(settings),
         library.to_str().encode(),
         np.frombuffer(b"".join(pieces), np.uint8),
-        ends.astype(np.uint32),
+        end.astype(np.uint32),
     )
 
 
@@ -190,28 +238,24 @@ def _special_id(file: Gguf, name: str, count: int) -> int | None:
     return value if 0 <= value < count else None
 
 
-def _settings(
-    file: Gguf, kind: str, pre: str, texts: Sequence[str], types: Sequence[int]
-) -> Settings:
-    count = len(texts)
-    bos, eos = (_special_id(file, name, count) for name in ("bos", "eos"))
-    ends = {
-        i
-        for i in (_special_id(file, name, count) for name in ("eos", "eot", "eom"))
-        if i is not None
-    }
-    ends |= {i for i, t in enumerate(texts) if types[i] == CONTROL and t in _END_TEXTS}
+def _words(file: Gguf, kind: str, pre: str, texts: Sequence[str], types: Sequence[int]) -> Words:
+    names = ("bos", "eos", "eot", "eom", "unknown")
+    special = {name: _special_id(file, name, len(texts)) for name in names}
+    unknown = special["unknown"]
+    if unknown is None:
+        unknown = next((i for i, t in enumerate(types) if t == UNKNOWN), None)
     adds = kind == "llama" or pre == "llama-bpe"
-    return Settings(
+    return Words(
         kind,
         pre,
-        bos,
-        eos,
-        file.bool("tokenizer.ggml.add_bos_token", adds) and bos is not None,
+        texts,
+        types,
+        special["bos"],
+        special["eos"],
+        frozenset(i for name in names[1:4] if (i := special[name]) is not None),
+        file.bool("tokenizer.ggml.add_bos_token", adds),
         file.bool("tokenizer.ggml.add_space_prefix", kind == "llama"),
-        tuple(sorted(ends)),
-        tuple((t, i) for i, t in enumerate(texts) if t and types[i] in (CONTROL, UNKNOWN)),
-        tuple((t, i) for i, t in enumerate(texts) if t and types[i] == USER_DEFINED),
+        unknown,
     )
 
 
@@ -232,16 +276,25 @@ def _piece(kind: str, text: str, type_: int) -> bytes:
     return text.replace("▁", " ").encode()
 
 
-def _merges(file: Gguf, known: dict[str, int], texts: set[str]) -> list[tuple[str, str]]:
+def _merges(file: Gguf) -> Pairs:
     merges = []
     for raw in file.strings("tokenizer.ggml.merges"):
-        left, space, right = raw.decode("utf-8", "replace").partition(" ")
-        if not space or not {left, right, left + right} <= texts:
-            raise BadModel(f"The model has the impossible merge {raw[:40]!r}.")
-        # One that builds a token that is looked for as a whole is never used.
-        if left in known and right in known and left + right in known:
-            merges.append((left, right))
+        left, _, right = raw.decode("utf-8", "replace").partition(" ")
+        merges.append((left, right))
     return merges
+
+
+def usable(merges: Pairs, known: dict[str, int], texts: set[str]) -> Pairs:
+    """The merges that can come about: one that builds a token that is looked for as a whole is
+    never used.
+
+    Raises:
+        BadModel: one is of no tokens.
+    """
+    for left, right in merges:
+        if not left or not right or not {left, right, left + right} <= texts:
+            raise BadModel(f"The model has the impossible merge {left[:20]!r} {right[:20]!r}.")
+    return [(a, b) for a, b in merges if a in known and b in known and a + b in known]
 
 
 def _tokenizers() -> Any:
@@ -272,9 +325,9 @@ def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str) 
     return library
 
 
-def _sentencepiece(
-    vocab: dict[str, int], scores: npt.NDArray[np.float64], types: Sequence[int], unk: str | None
-) -> Tokenizer:
+def _by_scores(
+    vocab: dict[str, int], scores: npt.NDArray[np.float64], types: Sequence[int]
+) -> Pairs:
     """SentencePiece's BPE joins the pair whose union has the best score; as merges, in the order of
     the scores.
     """
@@ -289,7 +342,10 @@ def _sentencepiece(
         if len(found) > MAX_MERGES:
             raise UnsupportedModel(f"The model's tokens join in more than {MAX_MERGES} ways.")
     found.sort(key=lambda f: (f[0], f[1], vocab[f[2]], vocab[f[3]]))
-    merges = [(left, right) for _, _, left, right in found]
+    return [(left, right) for _, _, left, right in found]
+
+
+def _sentencepiece(vocab: dict[str, int], merges: Pairs, unk: str | None) -> Tokenizer:
     hf = _tokenizers()
     model = hf.models.BPE(vocab, merges, unk_token=unk, fuse_unk=False, byte_fallback=True)
     library: Tokenizer = hf.Tokenizer(model)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from engine import pvrm
 from engine.backends.base import Backend
 from engine.errors import PvrError, UnsupportedModel
-from engine.text import model as text_model
+from engine.text import compiled as text_models
 from engine.text.model import TextModel
 from engine.video import network
 from engine.video.network import VideoModel
@@ -96,10 +95,9 @@ class Models:
         Raises:
             BadModel, UnsupportedModel
         """
-        compiled = os.pread(fd, len(pvrm.MAGIC), 0) == pvrm.MAGIC
-        if compiled and pvrm.Pvrm.open(fd).metadata.get("kind") == "video":
+        if pvrm.is_compiled(fd) and pvrm.Pvrm.open(fd).metadata.get("kind") == "video":
             return network.inspect(fd)
-        return text_model.inspect(fd)
+        return text_models.inspect(fd)
 
     def text(self, key: str) -> TextModel:
         """A loaded text model, for a moment.

@@ -20,7 +20,7 @@ import pytest
 from engine.errors import BadModel, PvrError, UnsupportedModel
 from engine.importers import ggml, kquants
 from engine.importers.gguf import Gguf
-from engine.text.model import compiled_model, inspect, prepare
+from engine.text.compiled import compiled_model, inspect, prepare
 from kernels import weights
 
 

@@ -17,8 +17,8 @@ from engine.backends.base import DeviceInfo, Limits
 from engine.backends.null import NullBackend
 from engine.errors import BadModel, OutOfMemory
 from engine.graph import Graph, Node, explain
-from engine.importers.gguf import Gguf
 from engine.importers.families import import_model
+from engine.importers.gguf import Gguf
 from engine.lower import allowed, choose, lower, weight_nbytes
 from engine.passes import PASSES, optimise
 from engine.passes.fuse_add import fuse_add

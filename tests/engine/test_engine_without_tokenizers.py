@@ -16,10 +16,10 @@ import sys
 sys.modules["tokenizers"] = None
 import pvrd.workers.models, pvrd.workers.loop, pvrd.workers.video_jobs
 from engine.errors import UnsupportedModel
-from engine.text import model
+from engine.text import compiled
 with open(sys.argv[1], "rb") as file:
     try:
-        model.inspect(file.fileno())
+        compiled.inspect(file.fileno())
     except UnsupportedModel as error:
         print(error)
 """

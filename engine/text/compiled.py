@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text model's source (a GGUF file, a Hugging Face folder) -> the compiled model, in the cache or
+in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import memory, pvrm
+from engine.errors import BadModel, PvrError
+from engine.graph import Graph, Weight, explain
+from engine.importers import ggml
+from engine.importers.decoder import Model
+from engine.importers.families import import_model
+from engine.importers.gguf import Gguf
+from engine.importers.hf import Folder
+from engine.importers.hf_families import import_folder
+from engine.importers.source import pieces
+from engine.lower import weight_nbytes
+from engine.passes import optimise
+from engine.text.tokenizer import Data, import_tokenizer
+from engine.text.tokenizer_json import chat_template, import_folder_tokenizer
+from kernels.weights import ROWS
+
+Progress = Callable[[float], None]
+
+COMPILER = 2  # goes up whenever compiled models of before must not be used any more
+_CHUNK_ELEMENTS = 1 << 21  # elements that are re-packed at a time
+_EDGE = 1 << 20  # bytes at both ends of a source file that tell it from others
+
+
+Prepared = tuple[dict[str, Any], list[pvrm.Blob]]  # metadata, and what reads the source later
+
+
+def _is_folder(fd: int) -> bool:
+    return stat.S_ISDIR(os.fstat(fd).st_mode)
+
+
+def fingerprint(fd: int) -> str:
+    """Tells a source from others: its size and checksums of its two ends; a folder by its files."""
+    if _is_folder(fd):
+        with Folder(fd) as folder:
+            marks = [f"{name} {fingerprint(file)}" for name, file in folder.files()]
+        return f"{len(marks):x}-{zlib.crc32(chr(10).join(marks).encode()):08x}"
+    size = os.fstat(fd).st_size
+    first = zlib.crc32(os.pread(fd, _EDGE, 0))
+    last = zlib.crc32(os.pread(fd, _EDGE, max(0, size - _EDGE)))
+    return f"{size:x}-{first:08x}-{last:08x}"
+
+
+def _weight_chunks(model: Model, weight: Weight) -> Iterator[npt.NDArray[Any]]:
+    """A weight as kernels read it, a few tiles at a time."""
+    k = weight.shape[1]
+    step = max(1, _CHUNK_ELEMENTS // (k * ROWS)) * ROWS
+    for part in weight.parts:
+        for tensor, rows, raw in pieces(model.source, part, step):
+            if weight.layout == "rows":
+                values = ggml.vector(tensor.kind, raw)
+                if not np.isfinite(values).all():
+                    raise BadModel(f"The tensor {tensor.name} holds values that are no numbers.")
+                yield values
+            else:
+                yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name)
+
+
+def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
+    if weight.name in model.ropes:
+        table = model.ropes[weight.name].table(weight.shape[0])
+        return pvrm.array_blob(weight.name, table, shape=weight.shape)
+    return pvrm.Blob(
+        weight.name,
+        weight.format,
+        weight.shape,
+        weight_nbytes(weight),
+        lambda: _weight_chunks(model, weight),
+    )
+
+
+@contextmanager
+def prepared(fd: int) -> Iterator[Prepared]:
+    """Metadata and blobs of the compiled model of a GGUF file or a folder; the blobs read it when
+    they are written, which has to be within the context.
+
+    Raises:
+        BadModel, UnsupportedModel
+    """
+    if not _is_folder(fd):
+        yield prepare(fd)
+        return
+    with Folder(fd) as folder:
+        model = import_folder(folder)
+        tokens = import_folder_tokenizer(folder, int(model.graph.attrs["vocab"]))
+        name = folder.config.get("_name_or_path")
+        name = name if isinstance(name, str) else ""
+        yield _described_source(fd, model, tokens, name, chat_template(folder))
+
+
+def prepare(fd: int) -> Prepared:
+    """`prepared` of a GGUF file, which has to stay open.
+
+    Raises:
+        BadModel, UnsupportedModel
+    """
+    file = Gguf(fd)
+    model = import_model(file)
+    tokens = import_tokenizer(file, int(model.graph.attrs["vocab"]))
+    template = None
+    if "tokenizer.chat_template" in file.metadata:
+        template = file.text("tokenizer.chat_template")
+    return _described_source(fd, model, tokens, file.text("general.name", ""), template)
+
+
+def _described_source(
+    fd: int, model: Model, tokens: Data, name: str, template: str | None
+) -> Prepared:
+    graph = optimise(model.graph)
+    blobs = [_weight_blob(model, w) for w in graph.weights.values()]
+    library = np.frombuffer(tokens.library, np.uint8)
+    blobs.append(pvrm.array_blob("tokenizer/library", library, "json"))
+    blobs.append(pvrm.array_blob("tokenizer/pieces", tokens.pieces, "bytes"))
+    blobs.append(pvrm.array_blob("tokenizer/ends", tokens.ends, "u32"))
+    metadata = {
+        "kind": "text",
+        "compiler": COMPILER,
+        "source": fingerprint(fd),
+        "name": name,
+        "graph": graph.to_json(),
+        "tokenizer": tokens.settings,
+        "template": template,
+    }
+    return metadata, blobs
+
+
+def info(metadata: dict[str, Any], graph: Graph) -> dict[str, Any]:
+    """What users see of a model."""
+    matrices = [w for w in graph.weights.values() if w.layout != "rows"]
+    formats: dict[str, int] = {}
+    for w in matrices:
+        formats[w.format] = formats.get(w.format, 0) + w.shape[0] * w.shape[1]
+    return {
+        "kind": "text",
+        "arch": graph.attrs["arch"],
+        "name": metadata["name"],
+        "context": int(graph.attrs["context"]),
+        "vocab": int(graph.attrs["vocab"]),
+        "layers": int(graph.attrs["layers"]),
+        "parameters": sum(formats.values()),
+        "nbytes": sum(weight_nbytes(w) for w in graph.weights.values()),
+        "format": max(formats, key=lambda f: formats[f]),
+        "chat": metadata["template"] is not None,
+    }
+
+
+def inspect(fd: int) -> dict[str, Any]:
+    """Whether a source is a model that can be loaded, and what it is. Of a GGUF file or a folder
+    weights are not read; of a compiled model each blob's checksum is.
+
+    Raises:
+        BadModel, UnsupportedModel
+    """
+    if pvrm.is_compiled(fd):
+        return info(*described(pvrm.Pvrm.open(fd, verify=True)))
+    with prepared(fd) as (metadata, _):
+        return info(metadata, Graph.from_json(metadata["graph"]))
+
+
+def explain_file(fd: int) -> str:
+    """What the passes do to a model, as a table."""
+    with prepared(fd) as (metadata, _):
+        return explain(Graph.from_json(metadata["graph"]))
+
+
+def described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
+    """Metadata and graph of a compiled text model.
+
+    Raises:
+        BadModel: another kind of model, another compiler's, damaged.
+    """
+    meta = compiled.metadata
+    if meta.get("kind") != "text" or meta.get("compiler") != COMPILER:
+        raise BadModel("The file is no compiled text model of this version.")
+    graph = Graph.from_json(meta.get("graph"))
+    for w in graph.weights.values():
+        entry = compiled.entries.get(w.name)
+        if entry is None or entry.nbytes != weight_nbytes(w) or entry.format != w.format:
+            raise BadModel(f"The compiled model's {w.name} is damaged.")
+    return meta, graph
+
+
+def _open_cache(cache: str, mark: str) -> pvrm.Pvrm | None:
+    """The compiled model in the cache if it is whole, of this compiler and of this source."""
+    try:
+        compiled = pvrm.Pvrm.open(cache)
+        meta, _ = described(compiled)
+    except (OSError, PvrError):
+        return None
+    return compiled if meta.get("source") == mark else None
+
+
+def _in_memory(metadata: dict[str, Any], blobs: list[pvrm.Blob], progress: Progress) -> pvrm.Pvrm:
+    """Compiles into anonymous memory: where there is no cache folder, or no room in it."""
+    memory.admit({"compiled model": sum(b.nbytes for b in blobs)})
+    fd = os.memfd_create("pvrm", os.MFD_CLOEXEC)
+    try:
+        pvrm.write_fd(fd, metadata, blobs, progress)
+        return pvrm.Pvrm.open(fd)
+    finally:
+        os.close(fd)
+
+
+def compiled_model(
+    fd: int, cache: str, progress: Progress | None = None, force: bool = False
+) -> tuple[pvrm.Pvrm, str]:
+    """The compiled form of a source (GGUF, a folder, or .pvrm as it is), and why it is not in the
+    cache ("" when it is).
+
+    Raises:
+        BadModel, UnsupportedModel, OutOfMemory
+    """
+    tell = progress or (lambda _: None)
+    if pvrm.is_compiled(fd):
+        return pvrm.Pvrm.open(fd), ""
+    if cache and not force:
+        found = _open_cache(cache, fingerprint(fd))
+        if found is not None:
+            return found, ""
+    with prepared(fd) as (metadata, blobs):
+        reason = "there is no cache"
+        if cache:
+            try:
+                pvrm.write(cache, metadata, blobs, tell)
+                return pvrm.Pvrm.open(cache), ""
+            except PvrError as e:
+                # What is wrong with the model would be wrong in memory, too.
+                if type(e) is not PvrError:
+                    raise
+                reason = str(e)
+        return _in_memory(metadata, blobs, tell), reason
