@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MAX_TEXTS = 1024
 MAX_LABELS = 64
-_INSTRUCTION = "Extract what the text says. Answer with JSON alone that fits this schema:"
 
 
 async def ask(
@@ -117,9 +116,24 @@ def labels(given: list[str]) -> list[str]:
 
 
 def extraction(text: str, schema: str, instruction: str) -> list[dict[str, str]]:
-    """The talk that asks for JSON."""
-    words = instruction or f"{_INSTRUCTION} {schema}"
-    return [{"role": "system", "content": words}, {"role": "user", "content": text}]
+    """The talk that asks for JSON: small models follow names of keys better than a schema.
+
+    Raises:
+        InvalidArgument: the schema is no JSON object.
+    """
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidArgument("the schema is no JSON object")
+    if not instruction:
+        keys = parsed.get("properties")
+        if isinstance(keys, dict) and keys:
+            instruction = f"Write JSON with the keys {', '.join(keys)}, with values from the text."
+        else:
+            instruction = f"Write JSON with values from the text that fits this schema: {schema}"
+    return [{"role": "user", "content": f"Text: {text}\n{instruction}"}]
 
 
 async def collected(reader: int) -> str:

@@ -36,3 +36,36 @@ def test_reference_answers(daemon: Callable[..., Daemon]) -> None:
     with running.client() as client:
         for restarts, known in enumerate(KNOWN):
             assert ask(client, known) == (known["ids"], known["text"], restarts)
+
+
+def test_answers_that_are_no_text(daemon: Callable[..., Daemon]) -> None:
+    schema = json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 20},
+                "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            },
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        }
+    )
+    running = daemon({"models.paths": []})
+    with (
+        running.client() as client,
+        client.open_text({"model": MODEL, "device": "cpu", "context": 512}) as session,
+    ):
+        found = json.loads(session.extract("Anna is 31 years old.", schema, {}))
+        assert found == {"name": "Anna", "age": 31}
+        labels = ["food", "weather", "football"]
+        label, scores = session.classify("It will rain all day tomorrow.", labels, {})
+        assert label == "weather"
+        assert sum(scores.values()) == pytest.approx(1)
+        texts = ["The cat sleeps on the sofa.", "A kitten naps on a couch.", "Shares fell by 3 %."]
+        cat, kitten, shares = session.embed(texts, {})
+        assert sum(a * a for a in cat) == pytest.approx(1, abs=1e-5)
+
+        def alike(a: list[float], b: list[float]) -> float:
+            return sum(x * y for x, y in zip(a, b, strict=True))
+
+        assert alike(cat, kitten) > max(alike(cat, shares), alike(kitten, shares))
