@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage 0: a workgroup finds the 64 best of 1024 logits: the 64th key by bisection over its bits,
 // then whatever lies above (and of the equals the first), then a sort of those 64 by counting.
-// Stage 1: one workgroup merges the sorted lists; an invocation keeps the best head of its lists,
-// 64 rounds take the best of all. Grid: v / 1024 over x, or 1.
-// With WIDE_SUBGROUP stage 1 takes the best of all by subgroup arithmetic.
+// Stage 1: one workgroup merges the sorted lists. Grid: v / 1024 over x, or 1.
+// By workgroups of 32 (narrow.glsl) or, with WIDE, of 256 (broad.glsl).
 #version 450
 #if defined(WIDE_SUBGROUP)
 #extension GL_KHR_shader_subgroup_basic : require
@@ -17,11 +16,6 @@ layout(std430, set = 0, binding = 2) buffer Part { uint part[]; };
 layout(std430, set = 0, binding = 3) writeonly buffer Out { uint result[]; };
 
 const uint TOP = 64u, BLOCK = 1024u, RECORD = 130u, NONE = 0xffffffffu, LEAST = 0xff800000u;
-
-// Stage 0: keys, a word of padding for each 32. Stage 1: the heads of the lists.
-shared uint keys[2048];
-shared uint reduced[2][32];
-shared uint chosen_key[2][32], chosen_id[2][32];
 
 // Unsigned keys in the order of the floats: 0 nothing, 1 NaN, then -inf to +inf with one zero.
 uint key_of(uint bits) {
@@ -37,177 +31,11 @@ float value_of(uint key) { return uintBitsToFloat((key >> 31) != 0u ? key & 0x7f
 // exp(x - top) that is 1 at x = top even where both are infinite.
 float weight_of(float x, float top) { return x == top ? 1.0 : exp(x - top); }
 
-float sum_over_group(uint lane, uint turn, float x) {
-    reduced[turn][lane] = floatBitsToUint(x);
-    barrier();
-    float sum = 0.0;
-    for (uint i = 0u; i < 32u; i++)
-        sum += uintBitsToFloat(reduced[turn][i]);
-    return sum;
-}
-
-void blockwise(uint lane, uint group) {
-    uint base = group * BLOCK;
-    uint most = 0u;
-    for (uint i = 0u; i < 32u; i++) {
-        uint id = base + i * 32u + lane;
-        uint key = id < push.v ? key_of(logits[id]) : 0u;
-        keys[i * 33u + lane] = key;
-        most = max(most, key);
-    }
-    reduced[1][lane] = most;
-    barrier();
-    for (uint i = 0u; i < 32u; i++)
-        most = max(most, reduced[1][i]);
-    float top = most > 1u ? value_of(most) : uintBitsToFloat(LEAST);
-
-    uint own = lane * 33u;  // this invocation's 32 neighbours, from now on
-    uint limit = 0u;        // the greatest key that at least 64 keys reach
-    for (uint bit = 0u; bit < 32u; bit++) {
-        uint wanted = limit | (0x80000000u >> bit);
-        uint count = 0u;
-        for (uint i = 0u; i < 32u; i++)
-            count += keys[own + i] >= wanted ? 1u : 0u;
-        reduced[bit & 1u][lane] = count;
-        barrier();
-        count = 0u;
-        for (uint i = 0u; i < 32u; i++)
-            count += reduced[bit & 1u][i];
-        if (count >= TOP)
-            limit = wanted;
-    }
-
-    uint above = 0u, equal = 0u;
-    float sum = 0.0;
-    for (uint i = 0u; i < 32u; i++) {
-        uint key = keys[own + i];
-        above += key > limit ? 1u : 0u;
-        equal += key == limit ? 1u : 0u;
-        sum += key > 1u ? weight_of(value_of(key), top) : 0.0;
-    }
-    sum = sum_over_group(lane, 0u, sum);
-    reduced[1][lane] = above | (equal << 16);
-    barrier();
-    uint before = 0u, all = 0u;
-    for (uint i = 0u; i < 32u; i++) {
-        before += i < lane ? reduced[1][i] : 0u;
-        all += reduced[1][i];
-    }
-    uint next = before & 0xffffu, next_equal = (all & 0xffffu) + (before >> 16);
-    for (uint i = 0u; i < 32u; i++) {
-        uint key = keys[own + i];
-        uint place = TOP;
-        if (key > limit)
-            place = next++;
-        else if (key == limit)
-            place = next_equal++;
-        if (place < TOP) {
-            chosen_key[place >> 5][place & 31u] = key;
-            chosen_id[place >> 5][place & 31u] = lane * 32u + i;
-        }
-    }
-    barrier();
-    for (uint half_ = 0u; half_ < 2u; half_++) {
-        uint key = chosen_key[half_][lane], id = chosen_id[half_][lane];
-        uint rank = 0u;
-        for (uint i = 0u; i < TOP; i++) {
-            uint other = chosen_key[i >> 5][i & 31u];
-            bool first = other > key || (other == key && chosen_id[i >> 5][i & 31u] < id);
-            rank += first ? 1u : 0u;
-        }
-        uint at = group * RECORD + 2u * rank;
-        part[at] = key > 0u ? base + id : NONE;
-        part[at + 1u] = key > 0u ? logits[base + id] : LEAST;
-    }
-    if (lane == 0u) {
-        part[group * RECORD + 128u] = floatBitsToUint(top);
-        part[group * RECORD + 129u] = floatBitsToUint(sum);
-    }
-}
-
-void merge(uint lane, uint blocks) {
-    float top = uintBitsToFloat(LEAST);
-    for (uint b = lane; b < blocks; b += 32u) {
-        top = max(top, uintBitsToFloat(part[b * RECORD + 128u]));
-        keys[b] = 0u;
-    }
-    reduced[1][lane] = floatBitsToUint(top);
-    barrier();
-    for (uint i = 0u; i < 32u; i++)
-        top = max(top, uintBitsToFloat(reduced[1][i]));
-    float sum = 0.0;
-    for (uint b = lane; b < blocks; b += 32u)
-        sum += uintBitsToFloat(part[b * RECORD + 129u]) *
-               weight_of(uintBitsToFloat(part[b * RECORD + 128u]), top);
-    sum = sum_over_group(lane, 0u, sum);
-    if (lane == 0u) {
-        result[128] = floatBitsToUint(top);
-        result[129] = floatBitsToUint(sum > 0.0 ? top + log(sum) : top);
-    }
-
-    uint best_key = 0u, best_id = NONE, best_list = 0u;
-    bool stale = true;
-    for (uint turn = 0u; turn < TOP; turn++) {
-        if (stale) {
-            best_key = 0u;
-            best_id = NONE;
-            for (uint b = lane; b < blocks; b += 32u) {
-                if (keys[b] >= TOP)
-                    continue;
-                uint at = b * RECORD + 2u * keys[b];
-                uint id = part[at];
-                uint key = id == NONE ? 0u : key_of(part[at + 1u]);
-                if (key > best_key || (key == best_key && id < best_id)) {
-                    best_key = key;
-                    best_id = id;
-                    best_list = b;
-                }
-            }
-            stale = false;
-        }
-        uint slot = turn & 1u;
-#if defined(WIDE_SUBGROUP)
-        uint most = subgroupMax(best_key);
-        uint first = subgroupMin(best_key == most ? best_id : NONE);
-        if (gl_NumSubgroups > 1u) {
-            if (subgroupElect()) {
-                chosen_key[slot][gl_SubgroupID] = most;
-                chosen_id[slot][gl_SubgroupID] = first;
-            }
-            barrier();
-            for (uint i = 0u; i < gl_NumSubgroups; i++) {
-                uint key = chosen_key[slot][i], id = chosen_id[slot][i];
-                if (key > most || (key == most && id < first)) {
-                    most = key;
-                    first = id;
-                }
-            }
-        }
-        // Without anything left all have the same, and one of them says so.
-        bool wins = first == NONE ? lane == 0u : best_key == most && best_id == first;
+#if defined(WIDE)
+#include "broad.glsl"
 #else
-        chosen_key[slot][lane] = best_key;
-        chosen_id[slot][lane] = best_id;
-        barrier();
-        uint winner = 0u;
-        for (uint i = 1u; i < 32u; i++) {
-            uint key = chosen_key[slot][i], most = chosen_key[slot][winner];
-            if (key > most || (key == most && chosen_id[slot][i] < chosen_id[slot][winner]))
-                winner = i;
-        }
-        bool wins = winner == lane;
+#include "narrow.glsl"
 #endif
-        if (wins) {
-            bool none = best_id == NONE;
-            result[2u * turn] = best_id;
-            uint at = best_list * RECORD + 2u * keys[best_list] + 1u;
-            result[2u * turn + 1u] = none ? LEAST : part[none ? 0u : at];
-            if (!none)
-                keys[best_list]++;
-            stale = true;
-        }
-    }
-}
 
 void main() {
     if (push.stage == 0u)

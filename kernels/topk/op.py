@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.contract import Bind, Contract, Groups, Variant, ceil_div
-from kernels.text import SUBGROUPS, Buffers, Push, view
+from kernels.text import SUBGROUPS, Buffers, Push, view, wide_variants
 
 TOP = 64
 BLOCK = 1024
 RECORD_WORDS = 2 * TOP + 2
 NONE = 0xFFFFFFFF
 _SHARED = (2048 + 6 * 32) * 4
+_BASE = Variant("base", (32, 1, 1), shared=_SHARED)
 
 
 def part_nbytes(v: int) -> int:
@@ -84,8 +85,9 @@ OP = Contract(
     bindings=(Bind("logits", "r"), Bind("part", "rw"), Bind("out", "w")),
     push=(("v", "u32"), ("stage", "u32")),
     variants=(
-        Variant("base", (32, 1, 1), shared=_SHARED),
+        _BASE,
         Variant("sub", (32, 1, 1), {"WIDE_SUBGROUP": "1"}, SUBGROUPS, _SHARED, baseline=False),
+        *wide_variants(_BASE, 256, (256 + 16 + 3 * TOP + 256 + 16) * 4)[1:],
     ),
     groups=groups,
     reference=reference,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,9 @@ class Runner:
         arrays: Mapping[str, Array],
         params: Sequence[int] = (),
         tokens: int = 1,
+        times: int = 1,
     ) -> dict[str, Array]:
-        """The arrays after one call on the backend.
+        """The arrays after one call on the backend, or after `times` slices of as many calls.
 
         Asserts that read-only bindings and what lies behind each binding are untouched.
         """
@@ -88,6 +89,8 @@ class Runner:
         sizes = {n: a.nbytes for n, a in given.items()}
         most = self.backend.info.limits.max_workgroup_count
         program = one_call(op, variant, push, sizes, tokens, most)
+        sequences = {name: calls * times for name, calls in program.sequences.items()}
+        program = replace(program, sequences=sequences)
         weights = self.backend.weights({})
         guard = np.full(GUARD, _GUARD_BYTE, np.uint8)
         exe = self.backend.executable(program, weights)
@@ -96,7 +99,8 @@ class Runner:
             for name, array in given.items():
                 exe.write(name, array)
                 exe.write(name, guard, array.nbytes)
-            exe.run("once")
+            for _ in range(times):
+                exe.run("once")
             after = {}
             for bind in contract.bindings:
                 array = given[bind.name]

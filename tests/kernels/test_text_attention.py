@@ -102,6 +102,26 @@ def test_window_and_soft_cap(
             runner.check_op(op, variant, push, arrays, given, tokens, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("fmt", kv.FORMATS)
+@pytest.mark.parametrize(("shape", "ctx"), [((5, 1, 64), 4200), ((1, 1, 32), 34_000)])
+def test_decode_far_from_the_start(
+    runner: Runner, fmt: str, shape: tuple[int, int, int], ctx: int
+) -> None:
+    push, arrays = attention(fmt, shape, ctx, ctx - 7, 1, 1)
+    for variant in runner.variants("attention_decode", fmt):
+        given = (1, ctx - 7)
+        runner.check_op("attention_decode", variant, push, arrays, params=given, tolerance=2e-5)
+
+
+def test_calls_find_their_scratch_memory_as_they_left_it(runner: Runner) -> None:
+    """Slices after one another, and calls of one slice that take turns with it."""
+    push, arrays = attention("f16", (4, 2, 32), 200, 199, 1, 1)
+    for variant in runner.variants("attention_decode", "f16"):
+        first = runner.run("attention_decode", variant, push, arrays, (1, 199), times=1)
+        again = runner.run("attention_decode", variant, push, arrays, (1, 199), times=9)
+        np.testing.assert_array_equal(first["out"], again["out"])
+
+
 @pytest.mark.parametrize("softcap", [0.0, 50.0])
 def test_great_scores_do_not_overflow(runner: Runner, softcap: float) -> None:
     push, arrays = attention("f16", (4, 2, 64), 80, 40, 8, 8, softcap=softcap)

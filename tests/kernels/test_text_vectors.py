@@ -97,7 +97,7 @@ def _checked(runner: Runner, arrays: dict[str, Any], push: dict[str, int]) -> di
     return got
 
 
-@pytest.mark.parametrize("v", [1, 63, 64, 65, 1023, 1024, 1025, 5000, 49152])
+@pytest.mark.parametrize("v", [1, 63, 64, 65, 1023, 1024, 1025, 5000, 128_256])
 def test_topk(runner: Runner, v: int) -> None:
     logits = np.random.default_rng(v).normal(size=v).astype(np.float32) * 5
     ids, values, (top, lse) = top64(runner, logits)
@@ -111,10 +111,11 @@ def test_topk(runner: Runner, v: int) -> None:
 
 
 def test_topk_takes_the_lower_id_of_equals(runner: Runner) -> None:
-    logits = np.random.default_rng(4).integers(-3, 4, 3000).astype(np.float32)
-    logits[logits == 0] = np.where(np.arange((logits == 0).sum()) % 2, 0.0, -0.0)
-    ids, _, _ = top64(runner, logits)
-    np.testing.assert_array_equal(ids, np.argsort(-logits, kind="stable")[:TOP])
+    for v, greatest in ((3000, 3), (100_000, 3), (100_000, 300)):
+        logits = np.random.default_rng(4).integers(-3, greatest + 1, v).astype(np.float32)
+        logits[logits == 0] = np.where(np.arange((logits == 0).sum()) % 2, 0.0, -0.0)
+        ids, _, _ = top64(runner, logits)
+        np.testing.assert_array_equal(ids, np.argsort(-logits, kind="stable")[:TOP])
     ids, _, _ = top64(runner, np.zeros(2000, np.float32))
     np.testing.assert_array_equal(ids, np.arange(TOP))
     zeros = np.where(np.arange(70) % 3, -0.0, 0.0).astype(np.float32)
