@@ -118,10 +118,10 @@ def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
     v = 1500
     part, out = np.zeros(2 * 130, np.uint32), np.zeros(130, np.uint32)
     arrays = {"logits": 8 * _normal(rng, v), "part": part, "out": out}
-    first = Sample("topk", "base", {"v": v, "stage": 0}, arrays, (1, 0, 0), 1)
-    yield first
-    # The variant differs in the second stage, which starts from what the first leaves.
-    yield Sample("topk", "sub", {"v": v, "stage": 1}, reference(first), (1, 0, 0), 1)
+    for variant in (*_wide("base"), "sub"):
+        first = Sample("topk", variant, {"v": v, "stage": 0}, arrays, (1, 0, 0), 1)
+        yield first
+        yield Sample("topk", variant, {"v": v, "stage": 1}, reference(first), (1, 0, 0), 1)
 
 
 def _small(rng: np.random.Generator) -> Iterator[Sample]:

@@ -73,10 +73,10 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         k = _class(push["k"])
         given = {"k": k, "eps": 1e-5, "last": 1, "add": 0}
         return Trial(f"{op} {k}", op, given, {"x": 4 * k, "w": 4 * k, "y": 4 * k}, (1, 0, 0))
-    if op == "topk" and push["stage"]:
-        v = _class(push["v"])
+    if op == "topk":
+        v, stage = _class(push["v"]), push["stage"]
         sizes = {"logits": 4 * v, "part": part_nbytes(v), "out": 4 * RECORD_WORDS}
-        return Trial(f"{op} {v}", op, {"v": v, "stage": 1}, sizes, (1, 0, 0))
+        return Trial(f"{op} {v} stage {stage}", op, {"v": v, "stage": stage}, sizes, (1, 0, 0))
     if op == "attention_decode":
         fmt = FORMAT_NAMES[int(push["fmt"])]
         heads, kv_heads, dim = (int(push[name]) for name in ("heads", "kv_heads", "dim"))
