@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pvrd import fault_words
 from pvrd.errors import InvalidArgument, StartError
 
 
@@ -92,10 +93,20 @@ def check(key: str, value: Any) -> Any:
     if rule.kind == "strs":
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise ValueError(f"{key} is a list of strings")
+        if key == "debug.faults":
+            _check_faults(value)
         return tuple(value)
     if not isinstance(value, str) or not value.isprintable():
         raise ValueError(f"{key} is a string without control characters")
     return value
+
+
+def _check_faults(specs: Iterable[str]) -> None:
+    for spec in specs:
+        try:
+            fault_words.parse(spec)
+        except ValueError as e:
+            raise ValueError(f"debug.faults: {e}") from None
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,7 @@ import numpy as np
 from engine.backends.base import NOTHING, Array, Backend, Executable, Lent, RunStats, WeightSet
 from engine.errors import DeviceLost
 from engine.program import Program
-
-FAULTS = ("device_lost", "hang", "exit", "nan", "slow", "no_device")
-COMPILER_FAULTS = ("compile_hang", "compile_abort")
+from pvrd import fault_words
 
 
 @dataclass
@@ -69,17 +67,13 @@ def parse(specs: str | Iterable[str], kind: str, generation: int) -> Faults:
     compiler: dict[str, str] = {}
     if isinstance(specs, str):
         specs = [s.strip() for s in specs.split(",") if s.strip()]
-    for spec in specs:
-        parts = spec.split(":")
-        if len(parts) == 3 and parts[0] == "gpu" and parts[1] in COMPILER_FAULTS:
-            if kind == "gpu":
-                compiler[parts[2]] = parts[1]
+    for fault in map(fault_words.parse, specs):
+        if fault.kind != kind:
             continue
-        if len(parts) not in (2, 3) or parts[0] not in ("gpu", "cpu") or parts[1] not in FAULTS:
-            raise ValueError(f"no fault of the form KIND:FAULT[:N]: {spec!r}")
-        number = int(parts[2]) if len(parts) == 3 else 1
-        if parts[0] == kind and generation == 1:
-            at[parts[1]] = number
+        if fault.kernel:
+            compiler[fault.kernel] = fault.name
+        elif generation == 1:
+            at[fault.name] = fault.number
     return Faults(at, compiler=compiler)
 
 

@@ -172,7 +172,8 @@ def test_configuration_files_in_order(tmp_path: Path) -> None:
     "line",
     ["cpu.threads = -1", "cpu.threads = 1.5", "cpu.threads = true", "gpu.enabled = 1",
      "limits.slow_reader_s = nan", "limits.slow_reader_s = 0", "models.paths = 'x'",
-     "models.text = 3", "debug.faults = [1]", "limits.sessions = 0", "video.tile = 1" + 400 * "0",
+     "models.text = 3", "debug.faults = [1]", "debug.faults = ['cpu:melt']",
+     "limits.sessions = 0", "video.tile = 1" + 400 * "0",
      "deadlines.slice_s = inf", "gpu = 1", "deadlines.ping_s = 1" + 400 * "0"],
 )  # fmt: skip
 def test_bad_values(line: str, tmp_path: Path) -> None:

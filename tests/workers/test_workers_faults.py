@@ -28,9 +28,20 @@ def test_faults_go_to_the_first_worker_of_their_kind() -> None:
     assert faults.parse("", "gpu", 1).at == {}
 
 
-@pytest.mark.parametrize("spec", ["gpu", "tpu:hang", "gpu:melt", "gpu:hang:x", "gpu:hang:1:2"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gpu",
+        "tpu:hang",
+        "gpu:melt",
+        "gpu:hang:x",
+        "gpu:hang:",
+        "gpu:hang:1:2",
+        "cpu:compile_hang:a.b",
+    ],
+)
 def test_malformed_faults_are_refused(spec: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=f"^'{spec}' is no fault of the form"):
         faults.parse(spec, "cpu", 2)
 
 
