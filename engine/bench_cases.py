@@ -19,6 +19,7 @@ from engine.backends.base import Array, Backend
 from engine.backends.gate import variant_misfit
 from kernels import kv, video, weights
 from kernels.contract import FORMATS, PARAM_WORDS, Variant, ceil_div
+from kernels.resample.op import table
 
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB = 576, 1536, 9, 3, 64, 49152
 CONTEXT, POSITION, TOKENS = 2048, 511, 32
@@ -79,6 +80,7 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "conv3x3": _conv3x3,
         "shuffle_out": _shuffle_out,
         "filter_out": _filter_out,
+        "resample": _resample,
         "chroma_in": _chroma_in,
         "skip_add": _skip_add,
         **bench_cases_maps.MAKERS,
@@ -342,6 +344,22 @@ def _filter_out(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     data = {"filters": _FLOATS[:100] / 25}
     moved, count = side * side * 5, side * side * 4 * 50
     shape, params = f"{side}x{side}", _words(**_HALF)
+    yield Case(op, v, shown, shape, push, params, 1, sizes, moved, count, data)
+
+
+def _resample(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    out, taps = TILE * 3 // 4, 8
+    places = np.arange(out) * (TILE - taps) // out
+    records = table(places, np.full((out, taps), 1 / taps))
+    push = {"bits": 8, "step": 1, "plane": video.WIDTH, "stride": TILE // 4}
+    push |= {"out_stride": out // 4, "width": out, "taps_down": taps, "taps_across": taps}
+    push |= {"rows": out}
+    sizes = {"src": TILE * TILE, "down": records.nbytes, "across": records.nbytes}
+    sizes["dst"] = out * out
+    data: dict[str, Array] = {"down": records, "across": records}
+    params = _words(WIDTH=TILE, HEIGHT=TILE, COL0=out)  # the fifth word is the number of rows
+    moved, count = TILE * TILE + out * out, 2 * taps * out * (TILE + out)
+    shape = f"{TILE}x{TILE} to {out}x{out}"
     yield Case(op, v, shown, shape, push, params, 1, sizes, moved, count, data)
 
 

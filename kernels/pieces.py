@@ -315,6 +315,13 @@ def _filter_out(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: 
     return Piece(params, push, takes, {"dst": lambda array: image(array)[:rows, :cols]})
 
 
+def _resample(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    rows, cols = int(params[push["plane"] + 4]), push["width"] * push["step"]
+    image = _image(push, push["out_stride"], push["bits"])
+    takes = {name: [(0, n)] for name, n in sizes.items()}
+    return Piece(params, push, takes, {"dst": lambda array: image(array)[:rows, :cols]})
+
+
 _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "matvec": _matvec,
     "matmul": _matmul,
@@ -334,6 +341,7 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "luma_in": _luma_in,
     "shuffle_out": _shuffle_out,
     "filter_out": _filter_out,
+    "resample": _resample,
     "chroma_in": _chroma_in,
     "skip_add": _skip_add,
     **maps_pieces.MAKERS,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kernels import kv, video, weights
 from kernels.contract import FORMATS, PARAM_WORDS, ceil_div
+from kernels.resample.op import table
 
 Array = npt.NDArray[Any]
 
@@ -210,6 +211,15 @@ def _video(rng: np.random.Generator) -> Iterator[Sample]:
     arrays = {"src": src, "luma": src, "y": _nan(2, 6 * 5 * 16)}
     given = _params(N_TILES=2, WIDTH=width, HEIGHT=height, **chroma)
     yield Sample("chroma_in", "base", push, arrays, given, 2)
+    down = table(np.array([0, 2, 3, 6]), rng.random((4, 4)).astype(np.float32) / 4)
+    across = table(np.arange(48) * 36 // 48, rng.random((48, 4)).astype(np.float32) / 4)
+    push = {"bits": 8, "step": 1, "plane": video.WIDTH, "stride": 16, "out_stride": 12}
+    push |= {"width": 48, "taps_down": 4, "taps_across": 4, "rows": 4}
+    dst = np.zeros((4, 48), np.uint8)
+    arrays = {"src": src, "down": down, "across": across, "dst": dst}
+    # The word after the first four of the plane is the number of rows.
+    given = _params(WIDTH=width, HEIGHT=height, COL0=4)
+    yield Sample("resample", "base", push, arrays, given, 1)
     rows, offset = 3, 2
     tile = (rows + 2 * offset) * 8 * 16
     push = {"channels": 8, "rows": rows, "offset": offset, "xs": 16, "tile": tile}

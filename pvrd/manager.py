@@ -11,6 +11,7 @@ from typing import Any
 from pvrd import __version__, config, diagnostics, options, polkit, stats
 from pvrd.bus import Call, V, Variant, plain, variant
 from pvrd.core import Core, report
+from pvrd.enlarge import check_sides, family, out_size
 from pvrd.errors import (
     BadModel,
     Busy,
@@ -125,7 +126,9 @@ class Manager(Object):
             raise InvalidArgument("the options width and height are needed")
         if chosen["depth"] not in (8, 16):
             raise InvalidArgument(f"option 'depth' is 8 or 16, not {chosen['depth']}")
-        model = core.store.find(chosen["model"], "video", chosen["scale"])
+        sides = ("width", "height")
+        ratio = max(o / chosen[s] for s, o in zip(sides, out_size(chosen), strict=True))
+        models = family(core.store, chosen["model"], ratio)
         core.supervisor.check_device(chosen["device"])
         await self._allow_priority(call, chosen["priority"])
         uid = await core.peers.hold(call.sender)
@@ -134,7 +137,7 @@ class Manager(Object):
             layout = plan(chosen, core.peers.free(uid))
             core.peers.take(uid, 1, layout.ring_bytes)
             try:
-                session = VideoSession(core, call.sender, uid, model, chosen, layout)
+                session = VideoSession(core, call.sender, uid, models, chosen, layout)
             except BaseException:
                 core.peers.give(uid, 1, layout.ring_bytes)
                 raise
@@ -154,12 +157,14 @@ class Manager(Object):
         core = self._core
         core.check_open()
         chosen = options.parse(given, options.PICTURE)
-        model = core.store.find(chosen["model"], "video", chosen["scale"])
+        check_sides(chosen)
+        ratio = None if chosen["out_width"] else chosen["scale"]
+        models = family(core.store, chosen["model"], ratio)
         core.supervisor.check_device(chosen["device"])
         await self._allow_priority(call, chosen["priority"])
         uid = await core.peers.uid(call.sender)
         core.supervisor.admit(core.peers.usage(uid).jobs)
-        job = PictureJob(core, uid, model, chosen)
+        job = PictureJob(core, uid, models, chosen)
         try:
             await job.take(_take(call, index))
             if chosen["stream"]:

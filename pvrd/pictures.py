@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pvrd import fds
@@ -20,17 +20,21 @@ from pvrd.objects import METHOD_S, Answer
 from pvrd.stream import LineStream
 from pvrd.worker import Worker
 
-_TYPES = {"width": "u", "height": "u", "bytes": "t", "format": "s", "device": "s", "restarts": "u",
-          "tiles": "u", "tiles_fallback": "u", "ms": "d"}  # fmt: skip
+_TYPES = {
+    "width": "u", "height": "u", "bytes": "t", "format": "s", "device": "s", "restarts": "u",
+    "tiles": "u", "tiles_cpu": "u", "tiles_fallback": "u", "tile_map": "s", "ms": "d",
+}  # fmt: skip
+MAP_CHARS = 3072
 
 
 class PictureJob:
     """One picture. Owns its source, its result and, with `stream`, its progress pipe."""
 
-    def __init__(self, core: Core, uid: int, model: Model, chosen: Any) -> None:
+    def __init__(self, core: Core, uid: int, models: Sequence[Model], chosen: Any) -> None:
+        """models: of one family (pvrd/enlarge.py)."""
         self._core = core
         self._uid = uid
-        self._model = model
+        self._models = models
         self._chosen = chosen
         self.id = f"j{core.next_number()}"
         self._restarts = 0
@@ -152,12 +156,16 @@ class PictureJob:
             self._restarts += 1
 
         async def enlarge(worker: Worker) -> dict[str, Any]:
+            for model in self._models[1:]:
+                await core.supervisor.load(worker, model)
             os.ftruncate(self._result, 0)
             ended = False
             with worker.route("job", self.id) as inbox:
                 settings = {
-                    "scale": self._chosen["scale"], "model": self._model.key,
-                    "format": self._chosen["format"], "priority": self._chosen["priority"],
+                    "models": [model.key for model in self._models],
+                    "width": self._chosen["out_width"], "height": self._chosen["out_height"],
+                    "map": self._chosen["tile_map"],
+                    **{key: self._chosen[key] for key in ("scale", "format", "priority", "tile")},
                 }  # fmt: skip
                 message: dict[str, Any] = {"t": "picture", "job": self.id, "settings": settings}
                 worker.counters.jobs += 1
@@ -174,11 +182,16 @@ class PictureJob:
                     if not ended:
                         worker.send({"t": "cancel", "job": self.id})
 
-        core.supervisor.use(self._model)
+        for model in self._models:
+            core.supervisor.use(model)
         try:
             with core.peers.job(self._uid):
                 info = await core.supervisor.attempt(
-                    self._chosen["device"], self._model, self._chosen["priority"], enlarge, moved
+                    self._chosen["device"],
+                    self._models[0],
+                    self._chosen["priority"],
+                    enlarge,
+                    moved,
                 )
         except asyncio.CancelledError:
             core.stats.jobs_cancelled += 1
@@ -187,13 +200,15 @@ class PictureJob:
             core.stats.jobs_failed += 1
             raise
         finally:
-            core.supervisor.release(self._model)
+            for model in self._models:
+                core.supervisor.release(model)
         fds.seal(self._result, fds.SEAL_SHRINK | fds.SEAL_GROW)
         fds.seal(self._result, fds.SEAL_WRITE)  # refused while the worker still maps it
         core.stats.jobs_done += 1
         core.stats.pictures += 1
         core.stats.tiles += info["tiles"]
         core.stats.tiles_fallback += info["tiles_fallback"]
+        core.stats.tiles_cpu += info["tiles_cpu"]
         return {**info, "ms": (time.monotonic() - began) * 1000}
 
     def _info(self, message: Mapping[str, Any], worker: Worker) -> dict[str, Any]:
@@ -202,13 +217,17 @@ class PictureJob:
             raise BadModel("the worker wrote no picture")
         stats = message.get("stats")
         stats = stats if isinstance(stats, dict) else {}
-        return {
+        info = {
             "width": int(message.get("width", 0)), "height": int(message.get("height", 0)),
             "bytes": size, "format": str(message.get("format", ""))[:16], "device": worker.kind,
             "restarts": self._restarts, "tiles": int(stats.get("tiles", 0)),
+            "tiles_cpu": int(stats.get("tiles_cpu", 0)),
             "tiles_fallback": int(stats.get("tiles_fallback", 0)),
         }  # fmt: skip
+        if self._chosen["tile_map"]:
+            info["tile_map"] = str(message.get("map", ""))[:MAP_CHARS]
+        return info
 
 
 def _typed(info: Mapping[str, Any]) -> dict[str, Variant]:
-    return {key: V(kind, info[key]) for key, kind in _TYPES.items()}
+    return {key: V(kind, info[key]) for key, kind in _TYPES.items() if key in info}

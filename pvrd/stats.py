@@ -30,6 +30,8 @@ class Stats:
     pictures: int = 0
     tiles: int = 0
     tiles_fallback: int = 0
+    tiles_cpu: int = 0
+    tiles_reused: int = 0
 
 
 def rss() -> int:
@@ -68,6 +70,8 @@ def typed(stats: Stats, sessions: int, running: int, waiting: int) -> dict[str, 
         "pictures": V("t", stats.pictures),
         "tiles": V("t", stats.tiles),
         "tiles_fallback": V("t", stats.tiles_fallback),
+        "tiles_cpu": V("t", stats.tiles_cpu),
+        "tiles_reused": V("t", stats.tiles_reused),
     }
 
 

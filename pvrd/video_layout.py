@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pvrd.bus import V, Variant
@@ -35,12 +35,9 @@ class Format:
     siting: str = "left"
     full_range: bool = False
 
-    def scaled(self, scale: int) -> Format:
-        """The format of the output."""
-        return Format(
-            self.width * scale, self.height * scale, self.pixel, self.depth, self.siting,
-            self.full_range,
-        )  # fmt: skip
+    def sized(self, width: int, height: int) -> Format:
+        """The same format in another size."""
+        return replace(self, width=width, height=height)
 
     def sizes(self) -> list[tuple[int, int]]:
         """Samples in a row and rows of each plane."""
@@ -73,7 +70,7 @@ class Layout:
     """The ring of a session."""
 
     format: Format
-    scale: int
+    out: Format
     slots: int
     slot_bytes: int
     input: tuple[Plane, ...]
@@ -83,6 +80,16 @@ class Layout:
     def ring_bytes(self) -> int:
         """The whole ring."""
         return self.slots * self.slot_bytes
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer the side is that grows most."""
+        return max(self.out.width / self.format.width, self.out.height / self.format.height)
+
+    @property
+    def scale(self) -> int:
+        """The ratio as a whole number, for clients that know no other."""
+        return round(self.ratio)
 
     def message(self) -> dict[str, Any]:
         """For the worker protocol."""
@@ -95,7 +102,7 @@ class Layout:
 
     def typed(self, model: str) -> Mapping[str, Variant]:
         """For the client: the layout of OpenVideo."""
-        out = self.format.scaled(self.scale)
+        out = self.out
 
         def planes(which: tuple[Plane, ...]) -> Variant:
             return V("a(tuuu)", [[p.offset, p.stride, p.width, p.height] for p in which])
@@ -118,13 +125,13 @@ class Layout:
         }
 
 
-def lay_out(form: Format, scale: int, slots: int) -> Layout:
-    """The layout for frames of this format."""
+def lay_out(form: Format, out: Format, slots: int) -> Layout:
+    """The layout for frames of this format that become `out`."""
     source = form.planes(0)
     middle = _up(_end(source), FRAME_ALIGN)
-    target = form.scaled(scale).planes(middle)
+    target = out.planes(middle)
     slot_bytes = _up(_end(target), FRAME_ALIGN)
-    return Layout(form, scale, slots, slot_bytes, tuple(source), tuple(target))
+    return Layout(form, out, slots, slot_bytes, tuple(source), tuple(target))
 
 
 def _end(planes: list[Plane]) -> int:

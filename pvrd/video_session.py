@@ -11,13 +11,14 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pvrd import fds, systemd
 from pvrd.bus import Call
 from pvrd.core import Core, Session, report
+from pvrd.enlarge import out_size
 from pvrd.errors import DeviceLost, PvrdError
 from pvrd.models import Model
 from pvrd.objects import Answer, method, prop
@@ -41,6 +42,7 @@ from pvrd.worker import Inbox, Worker, WorkerLost
 
 AHEAD = 2  # frames that the worker holds: one in work and the next
 DEFAULT_SLOTS = 4
+MAP_CHARS = 4096
 WAKE = "pvrd.wake"  # our own message in an inbox
 
 
@@ -55,14 +57,19 @@ class Frame:
 
 
 def plan(chosen: Mapping[str, Any], free: int) -> Layout:
-    """The layout for these options; fewer slots than usual where `free` bytes ask for it."""
+    """The layout for these options; fewer slots than usual where `free` bytes ask for it.
+
+    Raises:
+        InvalidArgument: as out_size.
+    """
     form = Format(
         chosen["width"], chosen["height"], chosen["pixel"], chosen["depth"], chosen["siting"],
         chosen["full_range"],
     )  # fmt: skip
-    layout = lay_out(form, chosen["scale"], chosen["slots"] or DEFAULT_SLOTS)
+    out = form.sized(*out_size(chosen))
+    layout = lay_out(form, out, chosen["slots"] or DEFAULT_SLOTS)
     if chosen["slots"] is None and layout.ring_bytes > free:
-        layout = lay_out(form, chosen["scale"], max(1, free // layout.slot_bytes))
+        layout = lay_out(form, out, max(1, free // layout.slot_bytes))
     return layout
 
 
@@ -72,13 +79,16 @@ class VideoSession(Session):
     INTERFACE = "org.pvrd.Pvrd1.VideoSession"
 
     def __init__(
-        self, core: Core, owner: str, uid: int, model: Model, chosen: Mapping[str, Any],
-        layout: Layout,
+        self, core: Core, owner: str, uid: int, models: Sequence[Model],
+        chosen: Mapping[str, Any], layout: Layout,
     ) -> None:  # fmt: skip
-        super().__init__(core, owner, uid, model, chosen)
+        """models: of one family (pvrd/enlarge.py); the first one's name is shown."""
+        super().__init__(core, owner, uid, models[0], chosen)
+        self.models = models
         self.layout = layout
         self.charge = layout.ring_bytes
-        self._tile, self._overlap = chosen["tile"], chosen["overlap"]
+        self._wishes = {key: chosen[key] for key in ("tile", "overlap", "unchanged")}
+        self._wishes["map"] = chosen["tile_map"]
         self.ring = fds.memfd(
             "pvrd-ring", layout.ring_bytes, fds.SEAL_SHRINK | fds.SEAL_GROW | fds.SEAL_SEAL
         )
@@ -96,9 +106,13 @@ class VideoSession(Session):
         self._opened = False
         self._stay = False  # the GPU failed this session: it stays where it is
         self.done_count = self.dropped = self.degraded_count = self.restart_count = 0
+        self.reused_count = 0
+        self._tile_map = ""
 
     def open(self) -> None:
         super().open()
+        for model in self.models[1:]:
+            self.core.supervisor.use(model)
         self.socket.send(SlotMessage(CREDIT, credits=self.layout.slots))
         self._task = self.core.task(self._run())
 
@@ -110,6 +124,8 @@ class VideoSession(Session):
         )
 
     def end(self) -> None:
+        for model in self.models[1:]:
+            self.core.supervisor.release(model)
         if self.core.closing:
             self.socket.fail(ENDING, tell=False)
         self.socket.close()
@@ -142,6 +158,16 @@ class VideoSession(Session):
     def restarts(self) -> int:
         """Workers that died under this session."""
         return self.restart_count
+
+    @prop("Reused", "t")
+    def reused(self) -> int:
+        """Tiles that kept the result of the frame before."""
+        return self.reused_count
+
+    @prop("TileMap", "s")
+    def tile_map(self) -> str:
+        """Who made each tile of the last frame."""
+        return self._tile_map
 
     # -- the client's side
 
@@ -182,7 +208,8 @@ class VideoSession(Session):
             try:
                 worker = await supervisor.choose("cpu" if self._stay else self.choice)
                 try:
-                    await supervisor.load(worker, self.model)
+                    for model in self.models:
+                        await supervisor.load(worker, model)
                     await self._with(worker)
                     continue  # it moves
                 except WorkerLost as e:
@@ -243,9 +270,9 @@ class VideoSession(Session):
             self._inbox = inbox
             message = {
                 "t": "video.open", "session": self.id, "format": self.layout.format.message(),
-                "model": self.model.key, "scale": self.layout.scale, "slots": self.layout.slots,
-                "layout": self.layout.message(), "tile": self._tile, "overlap": self._overlap,
-                "priority": self.priority,
+                "models": [model.key for model in self.models], "slots": self.layout.slots,
+                "out": {"width": self.layout.out.width, "height": self.layout.out.height},
+                "layout": self.layout.message(), "priority": self.priority, **self._wishes,
             }  # fmt: skip
             worker.send(message, [self.ring])
             try:
@@ -268,18 +295,19 @@ class VideoSession(Session):
         gpu = self.core.supervisor.gpu
         if self.choice != "auto" or self._stay or self._device != "cpu" or gpu.state != "ready":
             return False
-        loading = gpu.models.get(self.model.key)
-        if loading is None:
+        loading = [gpu.models.get(model.key) for model in self.models]
+        if None in loading:
             if self._preload is None or self._preload.done():
                 self._preload = self.core.task(self._load_gpu())
             return False
-        return loading.future.done() and loading.future.exception() is None
+        return all(one and one.future.done() and not one.future.exception() for one in loading)
 
     async def _load_gpu(self) -> None:
         """Before the move, so that frames do not wait for it."""
         supervisor = self.core.supervisor
         try:
-            await supervisor.load(supervisor.gpu, self.model)
+            for model in self.models:
+                await supervisor.load(supervisor.gpu, model)
         except WorkerLost:
             return
         except PvrdError:
@@ -328,6 +356,12 @@ class VideoSession(Session):
         stats = self.core.stats
         stats.tiles += frame.answer.tiles
         stats.tiles_fallback += fallback
+        stats.tiles_cpu += _count(message.get("tiles_cpu"), 32)
+        reused = _count(message.get("tiles_reused"), 32)
+        stats.tiles_reused += reused
+        self.reused_count += reused
+        if isinstance(message.get("map"), str):
+            self._tile_map = message["map"][:MAP_CHARS]
         self._deliver()
 
     def _deliver(self) -> None:

@@ -68,9 +68,9 @@ class Header:
         """Bytes of one frame's planes."""
         return sum(w * h for w, h in self.planes)
 
-    def scaled(self, scale: int) -> Header:
-        """The header of the enlarged stream: `scale` times the size, everything else kept."""
-        return replace(self, width=self.width * scale, height=self.height * scale)
+    def sized(self, width: int, height: int) -> Header:
+        """The header of the enlarged stream: another size, everything else kept."""
+        return replace(self, width=width, height=height)
 
     def line(self) -> bytes:
         """The header as it is written, with its newline."""

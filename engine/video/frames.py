@@ -57,6 +57,7 @@ class FrameFormat:
     depth: int = 8
     siting: str = "left"
     full_range: bool = False
+    matrix: str = ""  # 601, 709, 2020, "" (by the height), or rgb: the planes are red, green, blue
 
     def __post_init__(self) -> None:
         if not (1 <= self.width <= LARGEST and 1 <= self.height <= LARGEST):
@@ -71,6 +72,8 @@ class FrameFormat:
             raise InvalidArgument(
                 f"The chroma siting {self.siting!r} is not known: left or centre."
             )
+        if self.matrix not in ("", "601", "709", "2020", "rgb"):
+            raise InvalidArgument(f"The matrix {self.matrix!r} is not known: 601, 709 or 2020.")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FrameFormat:
@@ -87,6 +90,7 @@ class FrameFormat:
                 int(data.get("depth", 8)),
                 str(data.get("siting", "left")),
                 bool(data.get("full_range", False)),
+                str(data.get("matrix") or ""),
             )
         except (KeyError, TypeError, ValueError):
             raise InvalidArgument("The frame format is not understood.") from None
@@ -100,12 +104,16 @@ class FrameFormat:
         """What each plane holds, a word of PLANES."""
         return PLANES[self.pixel]
 
-    def scaled(self, scale: int) -> FrameFormat:
-        """The format of the enlarged frame; its sides may be larger than LARGEST."""
+    def sized(self, width: int, height: int) -> FrameFormat:
+        """The same format in another size, which may be larger than LARGEST."""
         out = replace(self, width=1, height=1)
-        object.__setattr__(out, "width", self.width * scale)
-        object.__setattr__(out, "height", self.height * scale)
+        object.__setattr__(out, "width", width)
+        object.__setattr__(out, "height", height)
         return out
+
+    def scaled(self, scale: int) -> FrameFormat:
+        """The format of the enlarged frame."""
+        return self.sized(self.width * scale, self.height * scale)
 
     def pixels(self, role: str) -> tuple[int, int]:
         """Pixels across and down of a plane; one of "pairs" has two samples a pixel."""

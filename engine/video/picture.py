@@ -10,7 +10,7 @@ alive; everything else is done band by band.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,10 +20,10 @@ from engine import memory
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
 from engine.video import picture_files
+from engine.video.chain import Enlarger, between_nbytes, choose, size_of, sizes
 from engine.video.frames import Bytes, FrameFormat, samples
 from engine.video.network import VideoModel
 from engine.video.picture_files import Picture, PngWriter
-from engine.video.upscale import VideoPipeline
 
 F32 = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -139,35 +139,44 @@ class PictureJob:
     """
 
     def __init__(
-        self, backend: Backend, model: VideoModel, data: bytes, settings: Mapping[str, Any]
+        self,
+        backend: Backend,
+        models: Sequence[VideoModel],
+        data: bytes,
+        settings: Mapping[str, Any],
     ) -> None:
-        """settings: scale (2), format png or jpeg ("": as the source).
+        """models: of one family. settings: scale (2), or width and height of the result; format png
+        or jpeg ("": as the source), tile.
 
         Raises:
             InvalidArgument: no picture, too large, or settings that make no sense.
             OutOfMemory: with figures.
         """
-        scale = int(settings.get("scale") or model.scale)
-        if scale != model.scale:
-            raise InvalidArgument(f"The model enlarges x{model.scale}, not x{scale}.")
         wanted = str(settings.get("format", "") or "").lower().replace("jpg", "jpeg")
         if wanted and wanted not in FORMATS:
             raise InvalidArgument(f"Pictures are written as png or jpeg, not {wanted}.")
         self._head = picture_files.header(data)
         self.format = wanted or self._head.format
-        self.width, self.height = scale * self._head.width, scale * self._head.height
+        fmt = FrameFormat(self._head.width, self._head.height, "i444a", 16, "centre", True)
+        asked = (int(settings.get(side) or 0) for side in ("width", "height"))
+        self.width, self.height = size_of(fmt, float(settings.get("scale") or 2), *asked)
+        out = fmt.sized(self.width, self.height)
+        self._models = choose(models, fmt, out)
         self._tile = int(settings.get("tile", 0) or 0)
         # Up to 4 channels in; a JPEG's pixels are held as a whole before they are encoded.
         pixels = self._head.width * self._head.height
         need = {"picture": pixels * (8 if self._head.deep else 4) + len(data)}
+        need["frames between"] = between_nbytes(sizes(self._models, fmt, out))
         if self.format == "jpeg":
-            need["result"] = 2 * 3 * pixels * scale * scale
+            need["result"] = 2 * 3 * self.width * self.height
         memory.admit(need)
-        self._backend, self._model, self._data = backend, model, data
-        self._pipeline: VideoPipeline | None = None
+        self._backend, self._data = backend, data
+        self._pipeline: Enlarger | None = None
         self._done, self._slices = 0, 0
         self.parts: list[bytes] = []
-        self.tiles = self.tiles_fallback = 0
+        self.made_by = np.zeros((0, 0), np.uint8)
+        self.tile_size = (0.0, 0.0)
+        self.tiles = self.tiles_cpu = self.tiles_fallback = 0
         self._work = self._run()
 
     @property
@@ -203,13 +212,14 @@ class PictureJob:
 
     @property
     def info(self) -> dict[str, Any]:
-        """width, height and format of the result, its bytes, tiles, tiles_fallback."""
+        """width, height and format of the result, its bytes, tiles, tiles_cpu, tiles_fallback."""
         return {
             "width": self.width,
             "height": self.height,
             "format": self.format,
             "bytes": self.nbytes,
             "tiles": self.tiles,
+            "tiles_cpu": self.tiles_cpu,
             "tiles_fallback": self.tiles_fallback,
         }
 
@@ -256,8 +266,9 @@ class PictureJob:
         height, width, channels = picture.pixels.shape
         pixel = {1: "gray", 2: "graya", 3: "i444", 4: "i444a"}[channels]
         fmt = FrameFormat(width, height, pixel, 16, "centre", True)
-        pipeline = VideoPipeline(self._backend, self._model, fmt, self._model.scale, self._tile)
-        self._pipeline = pipeline
+        out = fmt.sized(self.width, self.height)
+        pipeline = Enlarger(self._backend, self._models, fmt, out, self._tile)
+        self._pipeline, self.tile_size = pipeline, pipeline.tile_size
         self._slices = pipeline.slices
         band = _Band(pipeline.out_format, deep)
         pipeline.begin(_Rows(picture.pixels, fmt), band)
@@ -265,7 +276,8 @@ class PictureJob:
         while not finished:
             finished = pipeline.step()
             self._done += 1
-            self.tiles, self.tiles_fallback = pipeline.tiles, pipeline.tiles_fallback
+            self.tiles, self.made_by = pipeline.tiles, pipeline.made_by
+            self.tiles_cpu, self.tiles_fallback = pipeline.tiles_cpu, pipeline.tiles_fallback
             yield
             for begin, rows in band.pieces():
                 take(begin, rows)

@@ -40,13 +40,21 @@ def bicubic_filters(scale: int = 2, siting: str = "centre") -> F32:
 
 
 def enlarge(
-    plane: Samples, y: int, x: int, rows: int, cols: int, bits: int, scale: int = 2
+    plane: Samples,
+    y: int,
+    x: int,
+    rows: int,
+    cols: int,
+    bits: int,
+    scale: int = 2,
+    siting: str = "centre",
 ) -> Samples:
     """Rows and columns y.., x.. of a plane [height, width], bicubic: [scale rows, scale cols]."""
     iy = video.clamped(y - 2, rows + 4, plane.shape[0])
     ix = video.clamped(x - 2, cols + 4, plane.shape[1])
     window = plane[iy[:, None], ix].astype(np.float32)
-    return video.shuffled(video.quantise(video.phases(window, bicubic_filters(scale)), bits), scale)
+    sums = video.phases(window, bicubic_filters(scale, siting))
+    return video.shuffled(video.quantise(sums, bits), scale)
 
 
 def implausible(

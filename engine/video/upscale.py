@@ -1,36 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames through a device, a slice at a time.
+"""Frames through a network on a device, a slice at a time.
 
 Rows come from a Source and go to a Sink band by band, so that a frame may lie in a ring, or be made
-and used up while it passes (pictures). A band's rows go to the device as they lie, once, and come
-back once.
+and used up while it passes (pictures).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
-from engine.lower import allowed
-from engine.record import recorded
 from engine.video import plain
-from engine.video.frames import Bytes, FrameFormat, samples
-from engine.video.lowering import band_rows, lower
-from engine.video.network import VideoModel
+from engine.video.bands import Bands, Source
+from engine.video.frames import Bytes, FrameFormat, Plane, samples
+from engine.video.network import FILTER_REACH, VideoModel
+from engine.video.spare import Spare
 from engine.video.tiles import plan
-from kernels import video
-from kernels.contract import PARAM_WORDS
+from engine.video.unchanged import MODES, Unchanged, Window
 
-
-class Source(Protocol):
-    """Where rows come from."""
-
-    def rows(self, plane: int, begin: int, end: int) -> Bytes:
-        """Rows begin..end-1 of a plane as uint8 [rows, stride of the format]; contiguous."""
+# Who made a tile's result, letters of a tile map.
+GPU, CPU, REUSED, INTERPOLATED = b"gcri"
+NOBODY = 0
 
 
 class Sink(Protocol):
@@ -48,14 +43,25 @@ class Planes:
     """Source and Sink over whole planes (ring slots)."""
 
     def __init__(self, planes: Sequence[Bytes], row_bytes: Sequence[int]) -> None:
-        self._planes, self._row_bytes = planes, row_bytes
+        self.planes, self._row_bytes = planes, row_bytes
 
     def rows(self, plane: int, begin: int, end: int) -> Bytes:
-        return self._planes[plane][begin:end]
+        return self.planes[plane][begin:end]
 
     def put(self, plane: int, begin: int, rows: Bytes) -> None:
         n = self._row_bytes[plane]
-        self._planes[plane][begin : begin + len(rows), :n] = rows[:, :n]
+        self.planes[plane][begin : begin + len(rows), :n] = rows[:, :n]
+
+
+def as_planes(planes: Sequence[Bytes], wanted: Sequence[Plane], sample_bytes: int) -> Planes:
+    """Planes as a Source or Sink.
+
+    Raises:
+        InvalidArgument: they are not `wanted`.
+    """
+    if [p.shape for p in planes] != [(w.height, w.stride) for w in wanted]:
+        raise InvalidArgument("The planes do not fit the format.")
+    return Planes(planes, [w.width * sample_bytes for w in wanted])
 
 
 class VideoPipeline:
@@ -64,7 +70,12 @@ class VideoPipeline:
 
     `tile` is the side of the tiles (0: the device's own). The overlap is always the network's
     radius, the least that makes the tiled frame equal to the untiled one to the bit, so a wider
-    `overlap` changes nothing; it is checked and kept for reports.
+    `overlap` changes nothing; it is checked and kept for reports. `unchanged`: which tiles keep the
+    result that they had in the frame before (engine/video/unchanged.py); frames that come and go as
+    planes alone have that, and what was written for the last one must then still be there.
+
+    Of the last frame: `tiles`, of these `tiles_reused`, `tiles_cpu` (done anew on the CPU after the
+    device's result could not be right), `tiles_fallback` (interpolated plainly), `made_by`.
     """
 
     def __init__(
@@ -72,66 +83,99 @@ class VideoPipeline:
         backend: Backend,
         model: VideoModel,
         fmt: FrameFormat,
-        scale: int = 2,
         tile: int = 0,
         overlap: int = 0,
+        unchanged: str = "off",
     ) -> None:
         """Raises:
-        InvalidArgument: the model does not enlarge by `scale`, or tile or overlap is negative.
-        OutOfMemory: as Backend.executable.
+        InvalidArgument: tile or overlap is negative, or `unchanged` is none of MODES.
+        OutOfMemory, Quarantined: as record.recorded.
         """
-        if scale != model.scale:
-            raise InvalidArgument(f"The model enlarges x{model.scale}, not x{scale}.")
         if tile < 0 or overlap < 0:
             raise InvalidArgument("Tile and overlap are sizes of 0 and up.")
-        self.model, self.format, self.scale = model, fmt, scale
-        self.out_format = fmt.scaled(scale)
-        networks = self._networks = model.networks
+        if unchanged not in MODES:
+            raise InvalidArgument(f"Unchanged is {', '.join(MODES)}, not {unchanged!r}.")
+        networks = model.networks
+        self.format, self.out_format = fmt, fmt.scaled(model.scale)
         sizes = (fmt.width, fmt.height, networks.halo, networks.widest)
-        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes, scale)
+        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes, model.scale)
         self.overlap = networks.halo
-        given = (networks, backend.info, fmt, self.tiling)
-        program, self._exe = recorded(
-            backend, lambda: lower(*given, allowed(backend)), model.weights
+        self._own = CPU if backend.info.kind == "cpu" else GPU
+        self._bands = Bands(backend, model, fmt, self.tiling)
+        self._spare = Spare(model, fmt, self.tiling) if self._own == GPU else None
+        windows = [self._windows(model, band) for band in range(self.tiling.bands)]
+        self._unchanged = (
+            Unchanged(fmt, windows, self.tiling.columns, unchanged == "tolerant")
+            if unchanged != "off"
+            else None
         )
-        self._in, self._out = fmt.planes(), self.out_format.planes()
-        self._row_bytes = [p.width * fmt.sample_bytes for p in self._out]
-        self._planes_apart = "planes" in program.sequences
-        self._words = np.zeros(PARAM_WORDS, np.uint32)
         self._source: Source | None = None
         self._sink: Sink | None = None
-        self._band = self._column = 0
-        self.tiles = 0
-        self.tiles_fallback = 0
+        self._before: Sequence[Bytes] = ()  # where the last frame's results are
+        self._band = 0
+        self._todo: list[tuple[int, int]] | None = None
+        self._wanted = np.ones((self.tiling.bands, self.tiling.columns), bool)
+        self.made_by = np.zeros_like(self._wanted, np.uint8)
+
+    def _windows(self, model: VideoModel, band: int) -> list[Window]:
+        found = []
+        for role in self.format.roles:
+            begin, end, low, high = self._bands.span(band, role)
+            half = role in ("half", "pairs")
+            width = self.tiling.tw // 2 if half else self.tiling.tw
+            found.append(Window(begin, end, low, high, width, model.networks.reach(role)))
+        return found
 
     @property
     def executable(self) -> Executable:
         """What it computes with."""
-        return self._exe
+        return self._bands.executable
 
     @property
     def slices(self) -> int:
-        """Slices of a frame."""
+        """Slices of a frame in which every tile is computed."""
         return self.tiling.bands * -(-self.tiling.columns // self.tiling.batch)
+
+    @property
+    def tiles(self) -> int:
+        return int(np.count_nonzero(self.made_by))
+
+    @property
+    def tiles_reused(self) -> int:
+        return int(np.count_nonzero(self.made_by == REUSED))
+
+    @property
+    def tiles_cpu(self) -> int:
+        return int(np.count_nonzero(self.made_by == CPU)) if self._own == GPU else 0
+
+    @property
+    def tiles_fallback(self) -> int:
+        return int(np.count_nonzero(self.made_by == INTERPOLATED))
 
     def begin(self, src: Sequence[Bytes] | Source, dst: Sequence[Bytes] | Sink) -> None:
         """A new frame; one that was under way is given up. Planes: uint8 [height, stride] as in
         frames.views.
 
-        Counts `tiles` and `tiles_fallback` from 0.
-
         Raises:
             InvalidArgument: the planes are not those of the format.
         """
-        self._source = self._planes(src, self._in) if isinstance(src, Sequence) else src
-        self._sink = self._planes(dst, self._out) if isinstance(dst, Sequence) else dst
-        self._band = self._column = 0
-        self.tiles = self.tiles_fallback = 0
-
-    def _planes(self, planes: Sequence[Bytes], wanted: Sequence[Any]) -> Planes:
-        if [p.shape for p in planes] != [(w.height, w.stride) for w in wanted]:
-            raise InvalidArgument("The planes do not fit the format.")
-        return Planes(planes, self._row_bytes)
+        if self._source is not None:
+            self._before = ()
+        nbytes = self.format.sample_bytes
+        if isinstance(src, Sequence):
+            src = as_planes(src, self.format.planes(), nbytes)
+        if isinstance(dst, Sequence):
+            dst = as_planes(dst, self.out_format.planes(), nbytes)
+        self._source, self._sink = src, dst
+        self._band, self._todo = 0, None
+        self.made_by[:] = NOBODY
+        self._wanted[:] = True
+        if self._unchanged and isinstance(src, Planes) and isinstance(dst, Planes):
+            if not self._before:
+                self._unchanged.forget()
+            self._wanted = self._unchanged.changed(src.planes)
+        if self._spare:
+            self._spare.begin()
 
     def step(self) -> bool:
         """One slice. True when the frame is done (again and again after that).
@@ -139,88 +183,121 @@ class VideoPipeline:
         Raises:
             DeviceLost, OutOfMemory: as Executable.run.
         """
-        t = self.tiling
-        if self._source is None or self._band >= t.bands:
-            return True
-        first = self._column == 0
-        if first:
-            self._load(self._source)
-        count = min(t.batch, t.columns - self._column)
-        self._words[video.N_TILES] = count
-        self._words[video.COL0] = self._column
-        self._exe.write("params", self._words)
-        if first and self._planes_apart:
-            self._exe.run("tiles", "planes")
-        else:
-            self._exe.run("tiles")
-        self._column += count
-        if self._column == t.columns:
-            assert self._sink is not None
-            self._store(self._source, self._sink)
-            self._column = 0
-            self._band += 1
-        if self._band < t.bands:
-            return False
-        self._source = self._sink = None
+        while self._source is not None and self._sink is not None:
+            if self._todo is None:
+                self._todo = self._runs(self._wanted[self._band])
+                if self._todo:
+                    self._bands.load(self._band, self._source)
+            if self._todo:
+                self._bands.run(*self._todo.pop(0))
+                if self._todo:
+                    return False
+            computed = bool(self._wanted[self._band].any())
+            self._leave(self._source, self._sink)
+            if computed:
+                return self._source is None
         return True
 
-    def _span(self, role: str) -> tuple[int, int, int, int]:
-        """Of the band in a plane: its first row and the row after its last, the same of the rows it
-        is computed from.
-        """
-        rows, reach = band_rows(role, self.tiling), self._networks.reach(role)
-        height = self.format.pixels(role)[1]
-        begin = self._band * rows
-        end = min(begin + rows, height)
-        return begin, end, max(0, begin - reach), min(height, end + reach)
+    def _runs(self, wanted: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+        """(first column, count) of slices that compute the wanted tiles of a band."""
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], wanted, [False]])))
+        batch = self.tiling.batch
+        return [
+            (at, min(batch, int(end) - at))
+            for first, end in edges.reshape(-1, 2)
+            for at in range(int(first), int(end), batch)
+        ]
 
-    def _load(self, source: Source) -> None:
-        w = self._words
-        for i, role in enumerate(self.format.roles):
-            begin, end, low, high = self._span(role)
-            width, height = self.format.pixels(role)
-            if role == "y":
-                w[video.WIDTH], w[video.HEIGHT] = width, height
-                w[video.BAND_Y], w[video.SRC_Y] = begin, low
-            else:
-                # The planes of a format that are not luma are all of one size: one set of words
-                # serves them.
-                w[video.C_WIDTH], w[video.C_HEIGHT] = width, height
-                w[video.C_BAND_Y], w[video.C_SRC_Y], w[video.C_ROWS] = begin, low, end - begin
-            self._exe.write(f"in{i}", source.rows(i, low, high))
+    def _leave(self, source: Source, sink: Sink) -> None:
+        """The band is done: its rows go to the sink."""
+        band, wanted = self._band, self._wanted[self._band]
+        made_by = self.made_by[band]
+        made_by[:] = np.where(wanted, self._own, REUSED)
+        if wanted.any():
+            planes = [self._bands.rows(band, i) for i in range(len(self.format.roles))]
+            self._check(source, planes, np.flatnonzero(wanted))
+            for i, rows in enumerate(planes):
+                begin, end = self._bands.out_span(band, i)
+                for tile in np.flatnonzero(~wanted).tolist():
+                    own = self._bands.own(i, tile)
+                    rows[:, own] = self._before[i][begin:end, own]
+                sink.put(i, begin, rows)
+        elif not (isinstance(sink, Planes) and sink.planes is self._before):
+            for i in range(len(self.format.roles)):
+                begin, end = self._bands.out_span(band, i)
+                sink.put(i, begin, self._before[i][begin:end])
+        self._band, self._todo = band + 1, None
+        if self._band == self.tiling.bands:
+            self._finish(source, sink)
 
-    def _store(self, source: Source, sink: Sink) -> None:
-        for i, role in enumerate(self.format.roles):
-            begin, end, _, _ = self._span(role)
-            plane = self._out[i]
-            first, last = self.scale * begin, min(self.scale * end, plane.height)
-            rows = self._exe.read(f"out{i}", (last - first) * plane.stride)
-            rows = rows.reshape(last - first, plane.stride)
-            if role == "y":
-                rows = self._checked(source, begin, end, rows)
-            sink.put(i, first, rows)
+    def _finish(self, source: Source, sink: Sink) -> None:
+        self._source = self._sink = None
+        self._before = ()
+        if self._unchanged and isinstance(source, Planes) and isinstance(sink, Planes):
+            good = self.made_by != INTERPOLATED
+            self._unchanged.keep(source.planes, self._wanted, good)
+            self._before = sink.planes
 
-    def _checked(self, source: Source, begin: int, end: int, rows: Bytes) -> Bytes:
-        """The band's luma with implausible tiles done anew by plain interpolation."""
-        t, bits, width, scale = self.tiling, self.format.depth, self.format.width, self.scale
-        self.tiles += t.columns
-        low = samples(source.rows(0, begin, end), width, bits)
-        starts = np.arange(t.columns) * t.tw
-        bad = plain.implausible(low, samples(rows, scale * width, bits), starts, bits, scale)
-        if not bad:
-            return rows
-        self.tiles_fallback += len(bad)
-        top, bottom = max(0, begin - 2), min(self.format.height, end + 2)
-        around = samples(source.rows(0, top, bottom), width, bits)
-        rows = rows.copy()
-        out = samples(rows, scale * width, bits)
-        for column in bad:
-            x = column * t.tw
-            cols = min(t.tw, width - x)
-            tile = plain.enlarge(around, begin - top, x, end - begin, cols, bits, scale)
-            out[:, scale * x : scale * (x + cols)] = tile
-        return rows
+    @property
+    def rows_done(self) -> int:
+        """Luma rows of the enlarged frame that are done."""
+        return min(self._bands.scale * self.tiling.th * self._band, self.out_format.height)
+
+    def abandon(self) -> None:
+        """Ends a frame whose other rows somebody else interpolates."""
+        if self._source is None or self._sink is None:
+            self.made_by[:] = INTERPOLATED
+            self._before = ()
+            return
+        self._wanted[self._band :] = True
+        self.made_by[self._band :] = INTERPOLATED
+        self._finish(self._source, self._sink)
+
+    def _check(self, source: Source, planes: list[Bytes], tiles: npt.NDArray[np.int64]) -> None:
+        """Tiles that cannot be right are done anew, in `planes` and in the tile map."""
+        begin, end, _, _ = self._bands.span(self._band, "y")
+        depth, scale, width = self.format.depth, self._bands.scale, self.format.width
+        low = samples(source.rows(0, begin, end), width, depth)
+        starts = np.arange(self.tiling.columns) * self.tiling.tw
+
+        def doubts() -> set[int]:
+            high = samples(planes[0], scale * width, depth)
+            return set(plain.implausible(low, high, starts, depth, scale))
+
+        bad = doubts() & set(tiles.tolist())
+        if bad and self._spare:
+            done = self._spare.redo(self._band, source, sorted(bad), planes)
+            self.made_by[self._band, done] = CPU
+            bad &= doubts() | (bad - set(done))
+        for tile in bad:
+            self._interpolate(source, planes, tile)
+            self.made_by[self._band, tile] = INTERPOLATED
+
+    def _interpolate(self, source: Source, planes: list[Bytes], tile: int) -> None:
+        """A tile of every plane by plain interpolation."""
+        fmt, scale = self.format, self._bands.scale
+        for i, role in enumerate(fmt.roles):
+            begin, end, _, _ = self._bands.span(self._band, role)
+            width, height = fmt.pixels(role)
+            top, bottom = max(0, begin - FILTER_REACH), min(height, end + FILTER_REACH)
+            step, tw = (2 if role == "pairs" else 1), self.tiling.tw
+            tw = tw // 2 if role in ("half", "pairs") else tw
+            near = samples(source.rows(i, top, bottom), width * step, fmt.depth)
+            high = planes[i].view(near.dtype)
+            siting = fmt.siting if role in ("half", "pairs") else "centre"
+            cols = min(tw, width - tile * tw)
+            for part in range(step):
+                done = plain.enlarge(
+                    near[:, part::step], begin - top, tile * tw, end - begin, cols, fmt.depth,
+                    scale, siting,
+                )  # fmt: skip
+                place = high[:, scale * tile * tw * step + part :: step]
+                place[:, : done.shape[1]] = done[: len(place), : place.shape[1]]
 
     def close(self) -> None:
-        self._exe.close()
+        """Gives the device's memory back."""
+        self._bands.close()
+        if self._spare:
+            self._spare.close()
         self._source = self._sink = None
+        self._before = ()

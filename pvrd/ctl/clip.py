@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pvrd import y4m
 from pvrd.ctl import common, errors, output
+from pvrd.ctl.tile_picture import draw
 
 if TYPE_CHECKING:
     import argparse
@@ -49,6 +50,10 @@ def enlarge_clip(
         "siting": header.siting,
         "full_range": header.full_range,
         "scale": args.scale,
+        "out_width": args.size and args.size[0],
+        "out_height": args.size and args.size[1],
+        "unchanged": args.unchanged,
+        "tile_map": bool(args.debug_tiles),
         "model": args.model,
         "device": args.device,
         "priority": args.priority,
@@ -56,12 +61,16 @@ def enlarge_clip(
         "overlap": args.overlap,
     }
     with common.client(args) as client, client.open_video(settings) as session:
-        pump = Pump(session, reader, header, args.scale, target, _frames_ahead(source, header))
+        pump = Pump(session, reader, header, target, _frames_ahead(source, header))
         try:
             pump.run()
         finally:
             pump.meter.clear()
-        return pump.record(client)
+        record = pump.record(client)
+        if args.debug_tiles:
+            made_by = str(session.session.properties().get("TileMap", ""))
+            draw(made_by, record["width"], record["height"], args.debug_tiles)
+        return record
 
 
 def _bad(error: y4m.Y4mError) -> errors.CtlError:
@@ -86,14 +95,14 @@ class Pump:
         session: VideoSession,
         reader: y4m.Reader,
         header: y4m.Header,
-        scale: int,
         target: Target,
         total: int | None,
     ) -> None:
         self._session = session
         self._reader = reader
-        self._out_header = header.scaled(scale)
-        self._scale = scale
+        layout = session.layout
+        self._out_header = header.sized(layout["out_width"], layout["out_height"])
+        self._scale = common.ratio(header.width, layout["out_width"])
         self._target = target
         self._total = total
         self._inputs = [_flat(session.input(slot)) for slot in range(session.slots)]
@@ -206,6 +215,7 @@ class Pump:
             "ms_p50": percentile(self._times, 50),
             "ms_p99": percentile(self._times, 99),
             "tiles": self._tiles,
+            "tiles_reused": int(state.get("Reused", 0)),
             "tiles_fallback": self._fallback,
             "restarts": int(state.get("Restarts", 0)),
         }

@@ -76,6 +76,22 @@ def at_least(low: int) -> Callable[[str], int]:
     return number
 
 
+def from_environment(name: str) -> str | None:
+    """An option's value from its twin in the environment, for argparse to check as if it were
+    given."""
+    return os.environ.get(name) or None
+
+
+def number(value: float) -> float | int:
+    """A number that is whole as an integer, which it is in JSON, too."""
+    return int(value) if value == int(value) else value
+
+
+def ratio(small: int, large: int) -> float | int:
+    """How many times larger, to three digits."""
+    return number(round(large / small, 3))
+
+
 def job_options(parser: argparse.ArgumentParser) -> None:
     """The options that all jobs have."""
     parser.add_argument("--device", choices=("auto", "gpu", "cpu"), help="where to run it (auto)")

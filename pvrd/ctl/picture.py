@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pvrd import fds
 from pvrd.ctl import common, errors, output
+from pvrd.ctl.tile_picture import draw
 from pvrd.y4m import write_all
 
 if TYPE_CHECKING:
@@ -54,13 +55,16 @@ def enlarge_picture(
     picture = sealed_copy(source, seen)
     settings = {
         "scale": args.scale,
+        "out_width": args.size and args.size[0],
+        "out_height": args.size and args.size[1],
+        "tile": args.tile,
+        "overlap": args.overlap,
+        "tile_map": bool(args.debug_tiles),
         "model": args.model,
         "format": wanted,
         "device": args.device,
         "priority": args.priority,
     }
-    if args.tile or args.overlap:
-        output.warn("--tile and --overlap are for clips; a picture's tiles are pvrd's choice.")
     meter = output.Progress("upscaling")
     began = time.monotonic()
     try:
@@ -81,13 +85,16 @@ def enlarge_picture(
             finally:
                 progress.close()
                 os.close(result)
+            width, height = int(end.get("width", 0)), int(end.get("height", 0))
+            if args.debug_tiles:
+                draw(str(end.get("tile_map", "")), width, height, args.debug_tiles)
             device = str(end.get("device", ""))
             ms = round(float(end.get("ms", 1000 * (time.monotonic() - began))), 3)
             return {
                 "frames": 1,
-                "width": end.get("width", 0),
-                "height": end.get("height", 0),
-                "scale": args.scale,
+                "width": width,
+                "height": height,
+                "scale": None if args.size else common.number(args.scale),
                 "model": end.get("model") or args.model or common.default_model(client, "video"),
                 "device": device,
                 "device_name": end.get("device_name") or common.device_name(client, device),
@@ -95,6 +102,7 @@ def enlarge_picture(
                 "ms_p50": ms,
                 "ms_p99": ms,
                 "tiles": end.get("tiles", 0),
+                "tiles_reused": 0,
                 "tiles_fallback": end.get("tiles_fallback", 0),
                 "restarts": end.get("restarts", 0),
                 "format": end.get("format", wanted),

@@ -28,14 +28,32 @@ _KINDS = {b"YUV4": "y4m", b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg"}
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl upscale`."""
     common.job_options(parser)
+    size_options(parser)
     parser.add_argument(
-        "--scale", type=common.at_least(1), default=2, metavar="N", help="how many times larger (2)"
+        "--tile",
+        type=common.at_least(0),
+        default=common.from_environment("PVRD_TILE"),
+        metavar="PX",
+        help="side of a tile; 0: pvrd decides ($PVRD_TILE)",
     )
     parser.add_argument(
-        "--tile", type=common.at_least(0), metavar="PX", help="side of a tile; 0: pvrd decides"
+        "--overlap",
+        type=common.at_least(0),
+        default=common.from_environment("PVRD_OVERLAP"),
+        metavar="PX",
+        help="overlap of tiles; 0: pvrd decides ($PVRD_OVERLAP)",
     )
     parser.add_argument(
-        "--overlap", type=common.at_least(0), metavar="PX", help="overlap of tiles; 0: pvrd decides"
+        "--unchanged",
+        choices=("exact", "tolerant", "off"),
+        help="which tiles of a clip keep the last frame's result: those whose input is the same to "
+        "the bit (exact), but for noise (tolerant), none (off)",
+    )
+    parser.add_argument(
+        "--debug-tiles",
+        metavar="OUT.png",
+        help="draws who made each tile (of a clip: of its last frame): the GPU green, the CPU blue,"
+        " the frame before grey, plain interpolation red",
     )
     parser.add_argument(
         "--format",
@@ -46,6 +64,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "input", metavar="IN", help="a y4m clip, a PNG or a JPEG; - is standard input"
     )
     parser.add_argument("output", metavar="OUT", help="the enlarged one; - is standard output")
+
+
+def size_options(parser: argparse.ArgumentParser) -> None:
+    """How large the result is to be."""
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument(
+        "--scale", type=_scale, default=2.0, metavar="N", help="how many times larger, 1 to 8 (2)"
+    )
+    sizes.add_argument(
+        "--size", type=_size, metavar="WxH", help="the size itself, each side up to 8 times as long"
+    )
+
+
+def _scale(text: str) -> float:
+    value = float(text)
+    if not 1 <= value <= 8:
+        raise ValueError
+    return value
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.lower().partition("x")
+    if int(width) < 1 or int(height) < 1:
+        raise ValueError
+    return int(width), int(height)
+
+
+_scale.__name__ = "number from 1 to 8"
+_size.__name__ = "size such as 1280x720"
 
 
 def sniff(fd: int) -> tuple[str, bytes]:

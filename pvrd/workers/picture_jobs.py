@@ -13,6 +13,7 @@ from engine.errors import OutOfMemory
 from engine.video.picture import PictureJob
 from pvrd.workers import devices, protocol
 from pvrd.workers.models import Models
+from pvrd.workers.video_jobs import tile_map
 
 DEFAULT_PRIORITY = 5
 MAX_SOURCE = 1 << 30
@@ -36,17 +37,18 @@ class PictureTask:
         self.job = str(message["job"])
         settings = message["settings"]
         self.priority = int(settings.get("priority", DEFAULT_PRIORITY))
-        self._model = str(settings["model"])
+        self._keys = [str(key) for key in settings["models"]]
+        self._mapped = bool(settings.get("map"))
         self._models = models
         self._send = send
         self._began = self._told = time.monotonic()
         data = protocol.read_all(source, MAX_SOURCE)
         tile = settings.get("tile") or models.config.get("tile") or 0
-        self._picture = PictureJob(
-            models.backend, models.video(self._model), data, {**settings, "tile": tile}
-        )
+        family = [models.video(key) for key in self._keys]
+        self._picture = PictureJob(models.backend, family, data, {**settings, "tile": tile})
         self._result = os.dup(result)
-        models.acquire(self._model)
+        for key in self._keys:
+            models.acquire(key)
 
     def subject(self) -> Mapping[str, str]:
         return {"job": self.job}
@@ -78,24 +80,25 @@ class PictureTask:
             return True
         self._write()
         info = self._picture.info
-        self._send(
-            {
-                "t": "picture.done",
-                "job": self.job,
-                **{k: info[k] for k in ("width", "height", "bytes", "format")},
-                "stats": {
-                    "tiles": info["tiles"],
-                    "tiles_fallback": info["tiles_fallback"],
-                    "ms": round((time.monotonic() - self._began) * 1000, 3),
-                },
-            }
-        )
+        message: dict[str, Any] = {
+            "t": "picture.done",
+            "job": self.job,
+            **{k: info[k] for k in ("width", "height", "bytes", "format")},
+            "stats": {
+                **{k: info[k] for k in ("tiles", "tiles_cpu", "tiles_fallback")},
+                "ms": round((time.monotonic() - self._began) * 1000, 3),
+            },
+        }
+        if self._mapped:
+            message["map"] = tile_map(self._picture.made_by, self._picture.tile_size)
+        self._send(message)
         return False
 
     def close(self) -> None:
         self._picture.close()
         os.close(self._result)
-        self._models.release(self._model)
+        for key in self._keys:
+            self._models.release(key)
 
     def _progress(self) -> None:
         now = time.monotonic()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video sessions: frames in a ring that pvrd made, each enlarged in place, some tiles a slice."""
+"""Video sessions: frames in a ring that pvrd made, each enlarged in place, some tiles a slice.
+
+A frame that would miss its deadline is finished by plain interpolation while there is time for it.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.backends.crosscheck import Suspect
 from engine.errors import InvalidArgument
+from engine.video.chain import Enlarger, check_size, choose
 from engine.video.frames import FrameFormat, planes_of, views
-from engine.video.upscale import VideoPipeline
 from pvrd.workers import devices
 from pvrd.workers.models import Models
 
 DEFAULT_PRIORITY = 5
 OK, DEGRADED = 0, 1
+MAP_CHARS = 3000  # fits a line of a progress pipe
+QUICK_S = 5e-9  # that plain interpolation takes for a pixel, until it was measured
 
 Send = Callable[[Mapping[str, Any]], None]
 
@@ -43,6 +51,22 @@ def map_ring(fd: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(fd, nbytes)
 
 
+def tile_map(made_by: npt.NDArray[np.uint8], size: tuple[float, float]) -> str:
+    """Who made each tile, row by row: "COLUMNS ROWS WIDTH HEIGHT" and runs such as 12g, at most
+    MAP_CHARS. size: width and height of a tile.
+    """
+    flat = made_by.reshape(-1)
+    starts = np.flatnonzero(np.diff(flat, prepend=flat[:1] + 1))
+    counts = np.diff(np.append(starts, flat.size))
+    text = f"{made_by.shape[1]} {made_by.shape[0]} {size[0]:.8g} {size[1]:.8g} "
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        run = f"{count}{chr(flat[start])}"
+        if len(text) + len(run) > MAP_CHARS:
+            break
+        text += run
+    return text
+
+
 @dataclass
 class Frame:
     """A frame that pvrd handed over."""
@@ -51,6 +75,7 @@ class Frame:
     slot: int
     deadline: int  # CLOCK_MONOTONIC ns, 0 none
     begun: bool = False
+    plain: bool = False  # finished by plain interpolation
     seconds: float = 0.0  # spent on it so far
 
 
@@ -66,41 +91,41 @@ class VideoTask:
         """
         self.session = str(message["session"])
         self.priority = int(message.get("priority", DEFAULT_PRIORITY))
-        self._model = str(message["model"])
+        self._keys = [str(key) for key in message["models"]]
         self._models = models
         self._send = send
         self._frames: deque[Frame] = deque()
         fmt = self._format = FrameFormat.from_json(message["format"])
-        layout = message["layout"]
+        layout, out = message["layout"], message["out"]
+        self._out_format = fmt.sized(int(out["width"]), int(out["height"]))
+        check_size(fmt, self._out_format)
         slots, slot_bytes = int(layout["slots"]), int(layout["slot_bytes"])
         ring = map_ring(fd, slots * slot_bytes)
         config = models.config
-        self._sizes = (
-            int(message["scale"]),
+        self._options = (
             int(message.get("tile") or config.get("tile") or 0),
             int(message.get("overlap") or config.get("overlap") or 0),
+            str(message.get("unchanged") or "exact"),
         )
+        self._mapped = bool(message.get("map"))
+        self._slice_s, self._quick_s = 0.0, QUICK_S * self._out_format.width * fmt.height
+        planes = planes_of(layout["in"]["planes"], fmt)
+        out_planes = planes_of(layout["out"]["planes"], self._out_format)
+        self._slots = [
+            (views(ring, planes, slot_bytes * i), views(ring, out_planes, slot_bytes * i))
+            for i in range(slots)
+        ]
         self._pipeline = self._record()
-        try:
-            planes = planes_of(layout["in"]["planes"], fmt)
-            out_planes = planes_of(layout["out"]["planes"], self._pipeline.out_format)
-            self._slots = [
-                (views(ring, planes, slot_bytes * i), views(ring, out_planes, slot_bytes * i))
-                for i in range(slots)
-            ]
-        except BaseException:
-            self._pipeline.close()
-            raise
-        models.acquire(self._model)
-        tiling = self._pipeline.tiling
-        send({"t": "video.ready", "session": self.session, "tiles": tiling.bands * tiling.columns})
+        for key in self._keys:
+            models.acquire(key)
+        tiles = self._pipeline.frame_tiles
+        send({"t": "video.ready", "session": self.session, "tiles": tiles})
 
-    def _record(self) -> VideoPipeline:
-        models = self._models
+    def _record(self) -> Enlarger:
+        models, fmt, out = self._models, self._format, self._out_format
+        family = [models.video(key) for key in self._keys]
         with models.pipelines(self.subject()):
-            return VideoPipeline(
-                models.backend, models.video(self._model), self._format, *self._sizes
-            )
+            return Enlarger(models.backend, choose(family, fmt, out), fmt, out, *self._options)
 
     def subject(self) -> Mapping[str, str]:
         return {"session": self.session}
@@ -152,26 +177,46 @@ class VideoTask:
         if not frame.begun:
             frame.begun = True
             pipeline.begin(*self._slots[frame.slot])
-        done = pipeline.step()
+        if frame.deadline and self._late(frame.deadline):
+            frame.plain = True
+            pipeline.finish_plainly()
+            done, self._quick_s = True, time.perf_counter() - began
+        else:
+            done = pipeline.step()
+            # A slice takes about as long as the longest of late.
+            self._slice_s = max(time.perf_counter() - began, 0.9 * self._slice_s)
         frame.seconds += time.perf_counter() - began
         if done:
             self._frames.popleft()
-            self._send(
-                {
-                    "t": "frame.done",
-                    "session": self.session,
-                    "seq": frame.seq,
-                    "slot": frame.slot,
-                    "status": DEGRADED if pipeline.tiles_fallback else OK,
-                    "ms": round(frame.seconds * 1000, 3),
-                    "tiles": pipeline.tiles,
-                    "tiles_fallback": pipeline.tiles_fallback,
-                }
-            )
+            self._done(frame)
         return True
+
+    def _late(self, deadline: int) -> bool:
+        """Would another slice leave too little time for plain interpolation?"""
+        left_s = (deadline - time.monotonic_ns()) / 1e9
+        return left_s < self._slice_s + self._quick_s
+
+    def _done(self, frame: Frame) -> None:
+        pipeline = self._pipeline
+        message: dict[str, Any] = {
+            "t": "frame.done",
+            "session": self.session,
+            "seq": frame.seq,
+            "slot": frame.slot,
+            "status": DEGRADED if frame.plain or pipeline.tiles_fallback else OK,
+            "ms": round(frame.seconds * 1000, 3),
+            "tiles": pipeline.tiles,
+            "tiles_fallback": pipeline.tiles_fallback,
+            "tiles_reused": pipeline.tiles_reused,
+            "tiles_cpu": pipeline.tiles_cpu,
+        }
+        if self._mapped:
+            message["map"] = tile_map(pipeline.made_by, pipeline.tile_size)
+        self._send(message)
 
     def close(self) -> None:
         self._frames.clear()
         self._slots.clear()  # the ring is unmapped with the last view of it
         self._pipeline.close()
-        self._models.release(self._model)
+        for key in self._keys:
+            self._models.release(key)

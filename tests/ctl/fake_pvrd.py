@@ -236,7 +236,7 @@ class Fake:
 
     def do_OpenVideo(self, call: Call) -> None:
         self.take_options(call.body[0])
-        width, height, scale = (self.options[key] for key in ("width", "height", "scale"))
+        width, height, scale = (int(self.options[key]) for key in ("width", "height", "scale"))
         colour = self.options["pixel"] == "i420"
         gap = 3 if self.model == "gaps" else 0
         at = 0
@@ -257,6 +257,8 @@ class Fake:
             "slot_bytes": V("t", at),
             "ring_bytes": V("t", 2 * at),
             "model": V("s", "luma"),
+            "out_width": V("u", width * scale),
+            "out_height": V("u", height * scale),
         }
         ring = os.memfd_create("ring")
         os.ftruncate(ring, 2 * at)

@@ -121,7 +121,7 @@ def test_what_is_not_understood_goes_through() -> None:
     line = b"YUV4MPEG2 W3 H5 F30000:1001 Ip A10:11 C420mpeg2 XYSCSS=420MPEG2 XCOLORRANGE=FULL\n"
     header = y4m.parse_header(line)
     assert header.line() == line
-    assert header.scaled(2).line() == line.replace(b"W3 H5", b"W6 H10")
+    assert header.sized(6, 10).line() == line.replace(b"W3 H5", b"W6 H10")
     assert (header.siting, header.full_range, header.planes) == (
         "left",
         True,

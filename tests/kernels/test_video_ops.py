@@ -17,6 +17,7 @@ import pytest
 import kernels
 from kernels import video
 from kernels.conv3x3.op import PAD, variant_for
+from kernels.resample.op import table
 from tests.kernels.harness import Runner, reference
 
 Array = npt.NDArray[Any]
@@ -250,6 +251,30 @@ def test_filter_out(
         N_TILES=1, C_WIDTH=width, C_HEIGHT=height, C_BAND_Y=band, C_SRC_Y=low, C_ROWS=rows
     )
     check_samples(runner, "filter_out", push, arrays, given, (scale * width - 1) * step)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("plane", [video.WIDTH, video.C_WIDTH])
+def test_resample(runner: Runner, bits: int, step: int, plane: int) -> None:
+    width, height, out, low = 23, 12, 31, 2
+    stride, out_stride = (-(-n * step * bits // 8 // 64) * 16 for n in (width, out))
+    rng = np.random.default_rng(3)
+    down = table(rng.integers(low, height - 4, 9), np.abs(dyadic(1, (9, 4), 8, 1 / 32)))
+    across = table(rng.integers(0, width - 3, out), np.abs(dyadic(2, (out, 3), 8, 1 / 32)))
+    push = {
+        "bits": bits, "step": step, "plane": plane, "stride": stride, "out_stride": out_stride,
+        "width": out, "taps_down": 4, "taps_across": 3, "rows": 6,
+    }  # fmt: skip
+    arrays = {
+        "src": words(10, height - low, stride),
+        "down": down,
+        "across": across,
+        "dst": np.zeros((6, out_stride), np.uint32),
+    }
+    given = [0] * 16
+    given[plane : plane + 5] = width, height, 4, low, 5
+    check_samples(runner, "resample", push, arrays, given, out * step)
 
 
 def test_values_are_rounded_half_up_and_held() -> None:

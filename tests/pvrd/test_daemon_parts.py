@@ -119,7 +119,7 @@ def test_pieces_fit(text: str) -> None:
 
 def test_layout() -> None:
     # The example of docs/architecture.md.
-    layout = lay_out(Format(8, 6, "i420"), 2, 3)
+    layout = lay_out(Format(8, 6, "i420"), Format(16, 12, "i420"), 3)
     assert [tuple(vars(p).values()) for p in layout.input] == [
         (0, 64, 8, 6), (384, 64, 4, 3), (576, 64, 4, 3),
     ]  # fmt: skip
@@ -127,16 +127,19 @@ def test_layout() -> None:
         (4096, 64, 16, 12), (4864, 64, 8, 6), (5248, 64, 8, 6),
     ]  # fmt: skip
     assert (layout.slot_bytes, layout.ring_bytes) == (8192, 3 * 8192)
-    nv12 = lay_out(Format(7, 5, "nv12", 16), 3, 1)
+    nv12 = lay_out(Format(7, 5, "nv12", 16), Format(21, 15, "nv12", 16), 1)
     assert [tuple(vars(p).values()) for p in nv12.input] == [(0, 64, 7, 5), (320, 64, 8, 3)]
     assert nv12.output[0].width == 21
-    assert len(lay_out(Format(1, 1, "gray"), 1, 1).input) == 1
-    assert [p.width for p in lay_out(Format(5, 1, "i444"), 1, 1).input] == [5, 5, 5]
+    one = Format(1, 1, "gray")
+    assert len(lay_out(one, one, 1).input) == 1
+    full = Format(5, 1, "i444")
+    assert [p.width for p in lay_out(full, full, 1).input] == [5, 5, 5]
 
 
 def test_plan_follows_the_quota() -> None:
     given = {"width": 64, "height": 64, "pixel": "i420", "depth": 8, "siting": "left",
-             "full_range": False, "scale": 2, "slots": None}  # fmt: skip
+             "full_range": False, "scale": 2.0, "out_width": None, "out_height": None,
+             "slots": None}  # fmt: skip
     whole = plan(given, 1 << 30)
     assert whole.slots == 4
     assert plan(given, 2 * whole.slot_bytes + 5).slots == 2

@@ -32,7 +32,7 @@ class Ring:
     """A ring of 40x30 frames and the frames that the engine itself makes of them."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.layout: Layout = lay_out(Format(40, 30, "i420"), 2, SLOTS)
+        self.layout: Layout = lay_out(Format(40, 30, "i420"), Format(80, 60, "i420"), SLOTS)
         self.fd = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         stack.callback(os.close, self.fd)
         os.ftruncate(self.fd, self.layout.ring_bytes)
@@ -66,7 +66,8 @@ class Ring:
 
     def message(self, **other: Any) -> dict[str, Any]:
         return {
-            "session": "v", "format": self.layout.format.message(), "model": "m", "scale": 2,
+            "session": "v", "format": self.layout.format.message(), "models": ["m"],
+            "out": {"width": 80, "height": 60},
             "slots": SLOTS, "layout": self.layout.message(), "tile": 0, "overlap": 0, **other,
         }  # fmt: skip
 
@@ -136,8 +137,8 @@ def test_closed_session_is_silent_and_frees_its_model(worker: Peer, ring: Ring) 
 @pytest.mark.parametrize(
     ("other", "error"),
     [
-        ({"model": "nothing"}, "UnknownModel"),
-        ({"scale": 3}, "InvalidArgument"),
+        ({"models": ["nothing"]}, "UnknownModel"),
+        ({"out": {"width": 39, "height": 60}}, "InvalidArgument"),
         ({"format": {"width": 40, "height": 31}}, "InvalidArgument"),
         ({"format": {}}, "InvalidArgument"),
         ({"layout": {}}, "Internal"),
@@ -195,7 +196,7 @@ def send_picture(worker: Peer, data: bytes, job: str = "1", **settings: Any) -> 
     source = os.memfd_create("source", os.MFD_CLOEXEC)
     os.write(source, data)
     result = os.memfd_create("result", os.MFD_CLOEXEC)
-    settings = {"scale": 2, "model": "m", "format": "", **settings}
+    settings = {"scale": 2, "models": ["m"], "format": "", **settings}
     worker.send("picture", [source, result], job=job, settings=settings)
     os.close(source)
     return result
@@ -241,9 +242,9 @@ def test_cancelled_picture(peer: Start) -> None:
 
 def test_text_model_is_no_video_model(worker: Peer, ring: Ring, tiny: Path) -> None:
     worker.load(tiny, key="t")
-    worker.send("video.open", [ring.fd], **ring.message(model="t"))
+    worker.send("video.open", [ring.fd], **ring.message(models=["t"]))
     assert worker.error()["error"] == "UnsupportedModel"
-    os.close(send_picture(worker, picture(), model="t"))
+    os.close(send_picture(worker, picture(), models=["t"]))
     assert worker.error()["error"] == "UnsupportedModel"
     worker.text("2", "Hello", model="m")
     assert worker.error()["error"] == "UnsupportedModel"

@@ -125,7 +125,7 @@ def enlarge(
     backend: Backend, model: VideoModel, fmt: FrameFormat, src: list[Bytes], tile: int = 0
 ) -> list[Samples]:
     """The planes of the enlarged frame, without what lies between their rows. No tile fell back."""
-    pipeline = VideoPipeline(backend, model, fmt, model.scale, tile=tile)
+    pipeline = VideoPipeline(backend, model, fmt, tile=tile)
     wide = fmt.scaled(model.scale)
     dst = frames.empty(wide)
     pipeline.begin(src, dst)

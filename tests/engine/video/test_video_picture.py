@@ -49,7 +49,7 @@ def deep_png(pixels: Array, **extra: Any) -> bytes:
 
 
 def run(backend: Backend, model: VideoModel, data: bytes, **settings: Any) -> PictureJob:
-    job = PictureJob(backend, model, data, settings)
+    job = PictureJob(backend, [model], data, settings)
     while not job.step():
         done, total = job.progress
         assert done <= total or total == 0
@@ -263,13 +263,13 @@ def test_cut_short(cpu_backend: Backend, model: VideoModel, keep: float, kind: s
 )
 def test_no_picture_or_too_large(cpu_backend: Backend, model: VideoModel, data: bytes) -> None:
     with pytest.raises(InvalidArgument):
-        PictureJob(cpu_backend, model, data, {})
+        PictureJob(cpu_backend, [model], data, {})
 
 
 def test_settings_that_make_no_sense(cpu_backend: Backend, model: VideoModel, whole: bytes) -> None:
-    for settings in ({"scale": 3}, {"format": "gif"}):
+    for settings in ({"scale": 9}, {"width": 9}, {"width": 3, "height": 3}, {"format": "gif"}):
         with pytest.raises(InvalidArgument):
-            PictureJob(cpu_backend, model, whole, settings)
+            PictureJob(cpu_backend, [model], whole, settings)
     clear = png_bytes(Image.new("RGBA", (4, 4)))
     with pytest.raises(InvalidArgument, match="transparent"):
         run(cpu_backend, model, clear, format="jpeg")
@@ -280,12 +280,12 @@ def test_memory_is_asked_for_first(
 ) -> None:
     monkeypatch.setattr(memory, "available", lambda: 1 << 20)
     with pytest.raises(OutOfMemory, match="MiB"):
-        PictureJob(cpu_backend, model, whole, {})
+        PictureJob(cpu_backend, [model], whole, {})
 
 
 def test_device_loss_reaches_the_caller_and_frees(whole: bytes) -> None:
     backend = NullBackend(lose_at=1)
-    job = PictureJob(backend, VideoModel.load(str(FAST), backend), whole, {})
+    job = PictureJob(backend, [VideoModel.load(str(FAST), backend)], whole, {})
     with pytest.raises(DeviceLost):
         finish(job)
     assert job._pipeline is None

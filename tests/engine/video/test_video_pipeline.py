@@ -13,7 +13,7 @@ from engine.backends.base import Backend
 from engine.backends.null import NullBackend
 from engine.errors import DeviceLost, InvalidArgument
 from engine.pvrm import Pvrm
-from engine.video import frames, plain
+from engine.video import frames, plain, spare
 from engine.video.frames import Bytes, FrameFormat
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
@@ -208,11 +208,21 @@ def test_better_than_bicubic(cpu_backend: Backend, model: VideoModel) -> None:
     assert ours > psnr(bicubic, high) + 2
 
 
-def test_rubbish_is_replaced_and_counted(model: VideoModel) -> None:
+@pytest.mark.parametrize("pixel", ["i420", "nv12"])
+@pytest.mark.parametrize("budget", [10.0, 0.0])
+def test_rubbish_is_replaced_and_counted(
+    cpu_backend: Backend,
+    model: VideoModel,
+    pixel: str,
+    budget: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the CPU, or, where there is no time for it, by plain interpolation."""
+    monkeypatch.setattr(spare, "BUDGET_S", budget)
     backend = NullBackend()  # every frame comes back black
     lost = VideoModel.load(str(FAST), backend)
-    fmt = FrameFormat(70, 50, "i420")
-    src = frames.empty(fmt)
+    fmt = FrameFormat(70, 50, pixel)
+    src = noise(fmt)
     src[0][:, :70] = np.round(scene(50, 70))
     src[0][:, :40] = 2  # tiles that are black in truth
     pipeline = VideoPipeline(backend, lost, fmt, tile=40)
@@ -221,9 +231,20 @@ def test_rubbish_is_replaced_and_counted(model: VideoModel) -> None:
     while not pipeline.step():
         pass
     assert pipeline.tiles == pipeline.tiling.tiles == 4
-    assert pipeline.tiles_fallback == 2
-    want = plain.enlarge(src[0][:, :70], 0, 40, 50, 30, 8)
-    np.testing.assert_array_equal(dst[0][:, 80:140], want)
+    counts = (pipeline.tiles_cpu, pipeline.tiles_fallback)
+    assert counts == ((2, 0) if budget else (0, 2))
+    step = 2 if pixel == "nv12" else 1
+    want = enlarge(cpu_backend, model, fmt, src)
+    if not budget:
+        want[0] = plain.enlarge(src[0][:, :70], 0, 0, 50, 70, 8)
+        for part in range(step):
+            chroma = src[1][:, part : 35 * step : step]
+            done = plain.enlarge(chroma, 0, 0, 25, 35, 8, siting="left")
+            want[1][:, part::step] = done
+    np.testing.assert_array_equal(dst[0][:, 80:140], want[0][:, 80:140])
+    np.testing.assert_array_equal(
+        dst[1][:, 40 * step : 70 * step], want[1][:, 40 * step : 70 * step]
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -285,7 +306,7 @@ def test_a_new_frame_gives_up_the_old_one(cpu_backend: Backend, model: VideoMode
 
 def test_what_makes_no_sense_is_refused(cpu_backend: Backend, model: VideoModel) -> None:
     fmt = FrameFormat(8, 8)
-    for extra in ({"scale": 4}, {"tile": -1}, {"overlap": -1}):
+    for extra in ({"unchanged": "no"}, {"tile": -1}, {"overlap": -1}):
         with pytest.raises(InvalidArgument):
             VideoPipeline(cpu_backend, model, fmt, **extra)
     pipeline = VideoPipeline(cpu_backend, model, fmt)
