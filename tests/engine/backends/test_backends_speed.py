@@ -27,6 +27,10 @@ SHAPES: dict[str, dict[str, float]] = {
         "fmt": FORMATS["q8"], "heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1,
         "window": 9, "softcap": 0.0,
     },
+    "attention_prefill": {
+        "fmt": FORMATS["f16"], "heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1,
+        "window": 9, "softcap": 0.0, "tokens": 13,
+    },
 }  # fmt: skip
 
 
@@ -49,17 +53,13 @@ def test_a_trial_fits_the_bindings(fmt: str) -> None:
             assert made is not None
             assert max(made.sizes.values()) <= min(most, 32 << 20)
             assert (made.params[0] > 1) == (op == "matmul")
-    attention = {
-        "fmt": FORMATS["f16"],
-        "heads": 8,
-        "kv_heads": 8,
-        "dim": 64,
-        "ctx": 131072,
-        "scale": 0.1,
-    }
-    made = speed.trial("attention_decode", attention, 100_000)
-    assert made is not None
-    assert max(made.sizes.values()) <= 100_000
+    attention = {"fmt": FORMATS["f16"], "heads": 8, "kv_heads": 8, "dim": 64, "ctx": 131072}
+    for op in ("attention_decode", "attention_prefill"):
+        made = speed.trial(op, {**attention, "tokens": 128}, 100_000)
+        assert made is not None
+        assert max(made.sizes.values()) <= 100_000
+        assert made.params[0] + made.params[1] <= made.push["ctx"]
+        assert (made.params[0] > 1) == (op == "attention_prefill")
 
 
 def test_operations_with_nothing_to_choose_are_not_tried() -> None:
