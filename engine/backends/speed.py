@@ -32,7 +32,8 @@ GAIN = 0.95  # of the baseline's time, at most: less is noise
 _MOST_BYTES = 32 << 20  # of a matrix that is made for this
 _LARGE = 4 << 20  # bytes that a call takes its time for: fewer are needed
 _SLOW_S = 0.02  # a submission that need not be repeated
-_POSITIONS = 1024
+_POSITIONS = {"attention_decode": 4096, "attention_prefill": 1024}  # of a cache
+_ROWS = 64  # of a prompt
 
 Times = dict[str, float]  # seconds a call by variant
 
@@ -77,20 +78,31 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         v, stage = _class(push["v"]), push["stage"]
         sizes = {"logits": 4 * v, "part": part_nbytes(v), "out": 4 * RECORD_WORDS}
         return Trial(f"{op} {v} stage {stage}", op, {"v": v, "stage": stage}, sizes, (1, 0, 0))
-    if op == "attention_decode":
-        fmt = FORMAT_NAMES[int(push["fmt"])]
-        heads, kv_heads, dim = (int(push[name]) for name in ("heads", "kv_heads", "dim"))
-        ctx = min(_class(push["ctx"]), _POSITIONS)
-        while ctx > 1 and kv.nbytes(fmt, kv_heads, ctx, dim) > most_bytes:
-            ctx //= 2
-        cache = kv.nbytes(fmt, kv_heads, ctx, dim)
-        sizes = {"qkv": 4 * (heads + 2 * kv_heads) * dim, "kc": cache, "vc": cache}
-        sizes["out"] = 4 * heads * dim
-        given = {"fmt": push["fmt"], "heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx}
-        given |= {"scale": 1.0, "window": 0, "softcap": 0.0}
-        name = f"{op} {fmt} {heads}/{kv_heads}x{dim}x{ctx}"
-        return Trial(name, op, given, sizes, (1, ctx - 1, 0))
+    if op in ("attention_decode", "attention_prefill"):
+        return _attention(op, push, most_bytes)
     return None
+
+
+def _attention(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial:
+    """In the middle of a session: half of the cache is full."""
+    fmt = FORMAT_NAMES[int(push["fmt"])]
+    heads, kv_heads, dim = (int(push[name]) for name in ("heads", "kv_heads", "dim"))
+    row = 4 * (heads + 2 * kv_heads) * dim
+    tokens = 1
+    if op == "attention_prefill":
+        tokens = _class(max(1, min(push.get("tokens", 1), _ROWS, most_bytes // row)))
+    ctx = min(_class(push["ctx"]), _POSITIONS[op])
+    while ctx > 1 and kv.nbytes(fmt, kv_heads, ctx, dim) > most_bytes:
+        ctx //= 2
+    tokens = min(tokens, ctx)
+    cache = kv.nbytes(fmt, kv_heads, ctx, dim)
+    sizes = {"qkv": tokens * row, "kc": cache, "vc": cache, "out": 4 * tokens * heads * dim}
+    given = {"fmt": push["fmt"], "heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx}
+    given |= {"scale": 1.0, "window": 0, "softcap": 0.0}
+    name = f"{op} {fmt} {heads}/{kv_heads}x{dim}x{ctx}"
+    if op == "attention_prefill":
+        name = f"{name}x{tokens}"
+    return Trial(name, op, given, sizes, (tokens, min(ctx // 2, ctx - tokens), tokens - 1))
 
 
 def _class(size: float) -> int:
