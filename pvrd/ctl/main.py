@@ -40,13 +40,19 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 
 
 def parser_for(command: str) -> argparse.ArgumentParser:
-    """The parser of one command, global options included, or of none: the overall help."""
+    """The parser of one command, global options included, or of none: the overall help. Nonsense
+    is a CtlError."""
     import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            self.print_usage(sys.stderr)
+            raise errors.CtlError(message, errors.USAGE)
 
     shared = common.global_options()
     if command:
         module = importlib.import_module(f"pvrd.ctl.{command}")
-        parser = argparse.ArgumentParser(
+        parser = Parser(
             f"pvrctl {command}",
             description=(module.__doc__ or "").partition("\n")[0],
             parents=[shared],
@@ -56,7 +62,7 @@ def parser_for(command: str) -> argparse.ArgumentParser:
         parser.set_defaults(run=module.run)
         return parser
     lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "pvrctl",
         usage="pvrctl [--bus user|system|ADDRESS] [--json] COMMAND …",
         parents=[shared],
@@ -81,8 +87,12 @@ def split(argv: list[str]) -> tuple[list[str], str, list[str]]:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the command; `run` is the command's function. Leaves with exit code 2 on
-    nonsense."""
+    """The arguments of the command; `run` is the command's function.
+
+    Raises:
+        CtlError: nonsense.
+        SystemExit: a help text was wanted, and printed.
+    """
     first, command, rest = split(argv)
     overall = parser_for("")
     args = overall.parse_args(first)
@@ -142,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return errors.INTERRUPTED
     except SystemExit as done:
-        # argparse: a help text, or an error that it has told.
+        # argparse printed a help text.
         try:
             sys.stdout.flush()
         except OSError:
@@ -178,7 +188,8 @@ def _say(failure: errors.CtlError, as_json: bool) -> int:
         if as_json:
             from pvrd.ctl.output import emit_json
 
-            name, code = failure.name or "Failed", failure.code
+            code = failure.code
+            name = failure.name or ("Usage" if code == errors.USAGE else "Failed")
             emit_json({"error": name, "message": str(failure), "exit_code": code})
         sys.stdout.flush()
     except OSError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pvrd.ctl.main import COMMANDS, parse
+from pvrd.ctl.main import COMMANDS, main, parse
 from pvrd.ctl.output import Progress, plain, rate, sentence, size, table
 from pvrd.ctl.status import duration
 
@@ -143,10 +143,12 @@ def test_doctor_without_a_daemon(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse(arguments)
-    assert caught.value.code == 2
-    assert "usage: pvrctl" in capsys.readouterr().err
+    assert main([*arguments, "--json"]) == 2
+    said = capsys.readouterr()
+    assert "usage: pvrctl" in said.err
+    found = json.loads(said.out)
+    assert (found["error"], found["exit_code"]) == ("Usage", 2)
+    assert found["message"] in said.err
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
