@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // matmul by cooperative matrices: a workgroup takes ROWS rows and TOKENS tokens, a subgroup 32 rows
-// and 64 tokens of them, as 2 x 4 matrices. 32 elements along k at a time are made halves in shared
-// memory, those of the next step while this one's are multiplied. Four elements that lie together
-// there are 0, 2, 1, 3, of weights and activations alike, since that is how packed words come apart.
+// and SUBGROUP_TOKENS tokens of them. 32 elements along k at a time are made halves in shared memory,
+// those of the next step while this one's are multiplied. Four elements that lie together there are
+// 0, 2, 1, 3, of weights and activations alike, since that is how packed words come apart.
 // Grid: n / ROWS over x, tokens / TOKENS over y and z.
 
 const uint STRIDE = 10u;  // of four halves, between rows: 80 bytes, so that banks differ
-const uint ROWS_AT_ONCE = 2u, TOKENS_AT_ONCE = 4u;  // of a subgroup, in 16
+const uint ROWS_AT_ONCE = 2u, TOKENS_AT_ONCE = SUBGROUP_TOKENS / 16u;  // matrices
 const uint ROW_UNITS = ROWS * 2u / PVR_WG_X, TOKEN_UNITS = TOKENS * 8u / PVR_WG_X;
 const uint SUBGROUPS_ALONG_ROWS = ROWS / (16u * ROWS_AT_ONCE);
 

@@ -36,15 +36,16 @@ def _tiled(fmt: str, name: str) -> Variant:
     return Variant(f"{fmt}_{name}", (256, 1, 1), defines, needs, _TILED[name], baseline=False)
 
 
-def _coopmat(fmt: str, name: str, tokens: int) -> Variant:
-    """A workgroup takes 128 rows and so many tokens, a subgroup of 32 32 and 64 of them. Rows are
-    80 bytes apart in shared memory (matmul_coopmat.glsl).
+def coopmat(fmt: str, rows: int, tokens: int, of_subgroup: int) -> Variant:
+    """A workgroup takes so many rows and tokens, a subgroup of 32 32 rows and `of_subgroup` tokens.
+    Rows are 80 bytes apart in shared memory (matmul_coopmat.glsl).
     """
-    invocations = 128 // 32 * tokens // 64 * 32
+    name = f"{fmt}_coopmat_{rows}x{tokens}"
     defines = {f"FMT_{fmt.upper()}": "1", "COOPMAT": "1", "PACKED_HALF": "1"}
-    defines |= {"ROWS": "128", "TOKENS": str(tokens)}
-    shared = 2 * 80 * (128 + tokens) + 32 * invocations
-    return Variant(f"{fmt}_{name}", (invocations, 1, 1), defines, _MATRICES, shared, baseline=False)
+    defines |= {"ROWS": str(rows), "TOKENS": str(tokens), "SUBGROUP_TOKENS": str(of_subgroup)}
+    invocations = rows // 32 * tokens // of_subgroup * 32
+    shared = 2 * 80 * (rows + tokens) + 32 * invocations
+    return Variant(name, (invocations, 1, 1), defines, _MATRICES, shared, baseline=False)
 
 
 def _variants() -> tuple[Variant, ...]:
@@ -53,7 +54,7 @@ def _variants() -> tuple[Variant, ...]:
         fmt = base.name
         out += [base, _tiled(fmt, "wide"), _tiled(fmt, "fp16")]
         out += [_tiled(fmt, "int_dot")] if fmt != "f16" else []
-        out += [_coopmat(fmt, "coopmat", 128), _coopmat(fmt, "coopmat_64", 64)]
+        out += [coopmat(fmt, *sizes) for sizes in ((128, 128, 64), (128, 64, 64), (64, 64, 32))]
     return tuple(out)
 
 
