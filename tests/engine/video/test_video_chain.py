@@ -130,7 +130,8 @@ def test_any_size_keeps_everything_in_its_place(
     for a, b in zip(got, want, strict=True):
         # The border repeats, so a gradient is flat there.
         inner = np.s_[a.shape[0] // 3 : -a.shape[0] // 3, a.shape[1] // 3 : -a.shape[1] // 3]
-        assert np.abs(a - b)[inner].max() <= (2.5 if depth == 8 else 2.5 * 257)
+        # A quarter of a luma sample's shift would be 1.7 levels across.
+        assert abs((a - b)[inner].mean()) < (0.8 if depth == 8 else 0.8 * 257)
 
 
 @pytest.mark.parametrize("kernel", ["lanczos", "cubic"])

@@ -30,12 +30,25 @@ def rewrite(path: Path, target: Path, metadata: dict[str, Any], **blobs: Any) ->
     return target
 
 
-@pytest.mark.parametrize(("name", "channels", "blocks"), [("fast", 8, 4), ("balanced", 16, 5)])
-def test_shipped_models(name: str, channels: int, blocks: int) -> None:
-    info = inspect(str(MODELS / f"nsr-{name}.pvrm"))
-    assert (info["name"], info["scale"]) == (f"nsr-{name}", 2)
-    assert (info["channels"], info["blocks"]) == (channels, blocks)
+TIERS = {"fast": (8, 4), "balanced": (16, 5), "quality": (32, 11)}
+
+
+@pytest.mark.parametrize("file", sorted(MODELS.glob("*.pvrm")), ids=lambda file: str(file.stem))
+def test_shipped_models(file: Path, cpu_backend: Backend) -> None:
+    model = VideoModel.load(str(file), cpu_backend)
+    info, words = inspect(str(file)), file.stem.split("-")
+    scale = int(words[2][1:]) if words[2:] and words[2][1:].isdigit() else 2
+    assert (info["name"], info["scale"]) == (file.stem, scale)
+    assert (info["channels"], info["blocks"]) == TIERS[words[1]]
     assert info["licence"] == "Apache-2.0"
+    assert model.networks.guided("half")  # its chroma sees the luma
+    model.close()
+
+
+def test_every_tier_has_every_scale() -> None:
+    names = {file.stem for file in MODELS.glob("*.pvrm")}
+    assert names > {f"nsr-{tier}{more}" for tier in TIERS for more in ("", "-x3", "-x4")}
+    assert sum(file.stat().st_size for file in MODELS.glob("*.pvrm")) < 3 << 20
 
 
 def test_load_by_descriptor(cpu_backend: Backend) -> None:

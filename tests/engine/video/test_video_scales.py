@@ -17,7 +17,7 @@ from engine.pvrm import Pvrm
 from engine.video.frames import FrameFormat
 from engine.video.network import VideoModel
 from tests.engine.video.conftest import enlarge, noise, synthetic
-from tests.engine.video.test_video_pipeline import F64, network, planes_of
+from tests.engine.video.test_video_pipeline import network, planes_of, with_luma
 
 SIZES = [(1, 1), (7, 5), (33, 22), (4097, 3)]
 SKIPS = [(0, 2), (2, 4), (0, 5)]
@@ -45,13 +45,6 @@ def models(files: dict[int, Path], cpu_backend: Backend) -> Iterator[dict[int, V
     yield found
     for model in found.values():
         model.close()
-
-
-def with_luma(luma: F64, chroma: F64) -> F64:
-    """The five inputs of a chroma network: chroma, and luma at the four places of each sample."""
-    h, w = chroma.shape
-    wide = np.pad(luma, ((0, 2 * h - luma.shape[0]), (0, 2 * w - luma.shape[1])), mode="edge")
-    return np.stack([chroma, *(wide[a::2, b::2] for a in (0, 1) for b in (0, 1))])
 
 
 @pytest.mark.parametrize("size", SIZES)
