@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A workgroup takes a head and a token. Grid: heads over x, tokens over y and z; with WIDE see
-// attention_flash.glsl.
+// attention_flash.glsl, with COOPMAT attention_coopmat.glsl.
 #version 450
 #include "pvr.glsl"
-#if defined(WIDE)
+#if defined(WIDE) || defined(COOPMAT)
+#if defined(COOPMAT)
+#include "attention_coopmat.glsl"
+#else
 #include "attention_flash.glsl"
+#endif
 
 void main() { attention(gl_WorkGroupID.x, pvr_token_group()); }
 

@@ -15,15 +15,17 @@ from kernels.attention_decode.op import OP as DECODE
 from kernels.contract import N_TOKENS, POS0, Contract, Groups, Variant, ceil_div
 from kernels.text import Buffers, Push, most_groups, spread
 
-# As attention_flash.glsl has them.
-ROWS, PART = 64, 128
+# As attention_flash.glsl and attention_coopmat.glsl have them.
+PART, ROWS = 128, {"WIDE": 64, "COOPMAT": 32}
+_MATRICES = frozenset({"coopmat", "fp16", "memory_model", "subgroup_basic"})
 
 
 def groups(push: Push, variant: Variant) -> Groups:
     heads, kv_heads, tokens = push["heads"], push["kv_heads"], push["tokens"]
-    if "WIDE" not in variant.defines:
+    rows = next((n for name, n in ROWS.items() if name in variant.defines), 0)
+    if not rows:
         return (heads, *spread(tokens, most_groups(push)[1]))
-    blocks = ceil_div(tokens * (heads // kv_heads), ROWS)
+    blocks = ceil_div(tokens * (heads // kv_heads), rows)
     return (kv_heads * ceil_div(push["dim"], PART), *spread(blocks, most_groups(push)[1]))
 
 
@@ -37,7 +39,15 @@ def variants(fmt: str) -> tuple[Variant, ...]:
         shared=(2 * 16 * 17 + 64 * 17 + 64 + 16) * 16,
         baseline=False,
     )
-    return (base, wide, kv.addressed(base), kv.addressed(wide))
+    matrices = Variant(
+        f"{fmt}_coopmat",
+        (128, 1, 1),
+        {**kv.DEFINES[fmt], "COOPMAT": "1"},
+        _MATRICES,
+        shared=(32 * 66 + 64 * 18 + 32 * 18) * 8 + (32 * 68 + 4 * 32 + 32) * 4,
+        baseline=False,
+    )
+    return (base, wide, matrices, kv.addressed(base), kv.addressed(wide))
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:

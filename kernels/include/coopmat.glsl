@@ -15,11 +15,13 @@
 #define COOPMAT_SUM coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>
 #define COOPMAT_ZERO COOPMAT_SUM(0.0)
 
-// Rows of A, columns of B and rows of a sum lie `stride` elements of the array apart.
+// Rows of A, columns of B (or its rows) and rows of a sum lie `stride` elements of the array apart.
 #define coopmat_load_a(m, from, at, stride) \
     coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutRowMajor)
 #define coopmat_load_b(m, from, at, stride) \
     coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
+#define coopmat_load_b_rows(m, from, at, stride) \
+    coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutRowMajor)
 #define coopmat_multiply(a, b, sum) sum = coopMatMulAdd(a, b, sum)
 #define coopmat_store(m, to, at, stride) \
     coopMatStore(m, to, at, stride, gl_CooperativeMatrixLayoutRowMajor)

@@ -44,6 +44,9 @@ uint own_column() { return coopmat_lane() % 16u; }
 #define coopmat_load_b(m, from, at, stride) \\
     for (uint k_ = 0u; k_ < 16u; k_++) \\
         m.v[k_] = float(from[(at) + own_column() * (stride) + k_ / 4u][k_ & 3u])
+#define coopmat_load_b_rows(m, from, at, stride) \\
+    for (uint k_ = 0u; k_ < 16u; k_++) \\
+        m.v[k_] = float(from[(at) + k_ * (stride) + own_column() / 4u][own_column() & 3u])
 #define coopmat_multiply(a, b, sum) \\
     for (uint e_ = 0u; e_ < 8u; e_++) \\
         for (uint k_ = 0u; k_ < 16u; k_++) \\
