@@ -19,6 +19,7 @@ from engine.backends.base import Array, Backend
 from engine.backends.gate import variant_misfit
 from kernels import kv, video, weights
 from kernels.contract import FORMATS, PARAM_WORDS, Variant, ceil_div
+from kernels.nsr import op as nsr
 from kernels.resample.op import table
 
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB = 576, 1536, 9, 3, 64, 49152
@@ -79,6 +80,7 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "luma_in": _luma_in,
         "conv3x3": _conv3x3,
         "shuffle_out": _shuffle_out,
+        "nsr": _nsr,
         "filter_out": _filter_out,
         "resample": _resample,
         "chroma_in": _chroma_in,
@@ -315,6 +317,21 @@ def _conv3x3(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
         shape = f"{CHANNELS}->{cout} {TILE}x{TILE}"
         data: dict[str, Array] = {"x": _FLOATS, "w": _FLOATS / 64}
         yield Case(op, v, shown, shape, push, _ONE, 1, sizes, moved, count, data)
+
+
+def _nsr(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    channels = int(v.defines["CHANNELS"])
+    layers = HALO if channels == CHANNELS else HALO - 1
+    macs = 9 * channels + (layers - 2) * 9 * channels**2 + 9 * channels * 4 + 100
+    for width, height in ((TILE, TILE), (480, 270)) if quick else ((TILE, TILE), (1920, 1080)):
+        push: dict[str, float | int] = {"bits": 8, "stride": width // 4, "out_stride": width // 2}
+        push |= {"tw": width, "th": height, "channels": channels, "layers": layers, "scale": 2}
+        sizes = {"src": width * height, "w": 4 * nsr.words(channels, layers)}
+        sizes["dst"] = 4 * width * height
+        params = _words(N_TILES=1, WIDTH=width, HEIGHT=height)
+        data: dict[str, Array] = {"w": _FLOATS / 64}
+        moved, count = 5 * width * height + 4 * macs, 2 * macs * width * height
+        yield Case(op, v, shown, f"{width}x{height}", push, params, 1, sizes, moved, count, data)
 
 
 def _shuffle_out(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:

@@ -25,6 +25,7 @@ Push = Mapping[str, Any]
 
 ROWS = 64  # of a matrix
 LINES = 4  # of a convolution's tile
+SIDE = 64  # columns of a network's
 
 
 def floats(array: Array) -> Array:
@@ -322,6 +323,33 @@ def _resample(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: An
     return Piece(params, push, takes, {"dst": lambda array: image(array)[:rows, :cols]})
 
 
+def _nsr(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    """LINES rows of SIDE columns: a tile of its own, in its own band."""
+    bits, tw, halo, scale = (int(push[k]) for k in ("bits", "tw", "layers", "scale"))
+    width, height, top, source = (
+        int(params[w]) for w in (video.WIDTH, video.HEIGHT, video.BAND_Y, video.SRC_Y)
+    )
+    left = int(params[video.COL0]) * tw
+    right = min(left + int(params[video.N_TILES]) * tw, width)
+    lines = min(int(push["th"]), height - top)
+    column = int(rng.integers(left, max(right, left + 1))) // SIDE
+    begin = top + int(rng.integers(-(-lines // LINES))) * LINES
+    end = min(begin + LINES, top + lines)
+    low, high = max(0, begin - halo), min(height, end + halo)
+    row, wide = 4 * int(push["stride"]), 4 * int(push["out_stride"])
+    takes = {
+        "src": [((low - source) * row, (high - low) * row)],
+        "w": [(0, sizes["w"])],
+        "dst": [(scale * (begin - top) * wide, scale * (end - begin) * wide)],
+    }
+    params[video.N_TILES], params[video.COL0] = 1, column
+    params[video.BAND_Y], params[video.SRC_Y] = begin, low
+    x0, x1 = (scale * min(max(x, left), right) for x in (column * SIDE, (column + 1) * SIDE))
+    image = _image(push, push["out_stride"], bits)
+    push = {**push, "tw": SIDE, "th": end - begin}
+    return Piece(params, push, takes, {"dst": lambda array: image(array)[:, x0:x1]})
+
+
 _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "matvec": _matvec,
     "matmul": _matmul,
@@ -340,6 +368,7 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "conv3x3": _conv3x3,
     "luma_in": _luma_in,
     "shuffle_out": _shuffle_out,
+    "nsr": _nsr,
     "filter_out": _filter_out,
     "resample": _resample,
     "chroma_in": _chroma_in,

@@ -41,7 +41,7 @@ def samples() -> tuple[Sample, ...]:
     from kernels import maps_samples
 
     rng = np.random.default_rng(20261129)
-    own = (*_matrices(rng), *_vectors(rng), *_attention(rng), *_video(rng))
+    own = (*_matrices(rng), *_vectors(rng), *_attention(rng), *_video(rng), *_fused(rng))
     return (*own, *maps_samples.samples(rng))
 
 
@@ -242,14 +242,8 @@ def _fused(rng: np.random.Generator) -> Iterator[Sample]:
             taps = _normal(rng, cin, 3, 3, cout) * np.float32((9 * cin) ** -0.5)
             layers.append((taps, _normal(rng, cout) / 16, rng.random(cout, np.float32)))
         base = rng.random((scale * scale, 5, 5), np.float32) / 25
-        push: dict[str, float | int] = {
-            "bits": 8,
-            "stride": 24,
-            "out_stride": 48,
-            "tw": 60,
-            "th": height,
-        }
-        push |= {"channels": channels, "layers": len(layers), "scale": scale}
+        push: dict[str, float | int] = {"bits": 8, "stride": 24, "out_stride": 48, "tw": 60}
+        push |= {"th": height, "channels": channels, "layers": len(layers), "scale": scale}
         dst = np.zeros((scale * height, 192), np.uint8)
         arrays: dict[str, Array] = {"src": src, "w": nsr.pack(layers, base), "dst": dst}
         yield Sample("nsr", variant.name, push, arrays, given, 2)

@@ -23,6 +23,7 @@ from engine.backends.base import Backend, DeviceInfo
 from engine.program import Binding, Buffer, Call, Program
 from kernels import kv, weights
 from kernels.contract import N_TOKENS, PARAM_WORDS
+from kernels.nsr import op as nsr
 from kernels.text import FORMAT_NAMES
 from kernels.topk.op import RECORD_WORDS, part_nbytes
 
@@ -34,6 +35,7 @@ _LARGE = 4 << 20  # bytes that a call takes its time for: fewer are needed
 _SLOW_S = 0.02  # a submission that need not be repeated
 _POSITIONS = {"attention_decode": 4096, "attention_prefill": 1024}  # of a cache
 _ROWS = 64  # of a prompt
+_PICTURE = (480, 256)
 
 Times = dict[str, float]  # seconds a call by variant
 
@@ -80,7 +82,22 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         return Trial(f"{op} {v} stage {stage}", op, {"v": v, "stage": stage}, sizes, (1, 0, 0))
     if op in ("attention_decode", "attention_prefill"):
         return _attention(op, push, most_bytes)
+    if op == "nsr":
+        return _frame(op, push, most_bytes)
     return None
+
+
+def _frame(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial:
+    """A picture that takes a device some milliseconds, at x2."""
+    channels, layers = int(push["channels"]), int(push["layers"])
+    width, height = _PICTURE
+    while 4 * width * height > most_bytes:
+        height //= 2
+    given = {**push, "bits": 8, "stride": width // 4, "out_stride": width // 2, "tw": width}
+    given |= {"th": height, "scale": 2}
+    sizes = {"src": width * height, "w": 4 * nsr.words(channels, layers)}
+    sizes["dst"] = 4 * width * height
+    return Trial(f"{op} {channels}x{layers}", op, given, sizes, (1, 0, 0, 0, width, height))
 
 
 def _attention(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial:

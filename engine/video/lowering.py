@@ -18,6 +18,7 @@ from engine.errors import InvalidArgument
 from engine.graph import Graph, Node
 from engine.lower import Allow, allow_all, choose
 from engine.program import Binding, Buffer, Call, Program
+from engine.video import fused
 from engine.video.frames import FrameFormat
 from engine.video.network import Networks
 from engine.video.tiles import Tiling
@@ -32,13 +33,15 @@ def lower(
     fmt: FrameFormat,
     tiling: Tiling,
     allow: Allow = allow_all,
+    fuse: bool | None = None,
 ) -> Program:
-    """The Program for the bands of a format.
+    """The Program for the bands of a format. `fuse`: a network that fits the chip as one call;
+    None: as fused.suits says.
 
     Raises:
         InvalidArgument: a band does not fit the device's largest binding or grid.
     """
-    return Lowering(networks, device, fmt, tiling, allow).program()
+    return Lowering(networks, device, fmt, tiling, allow, fuse).program()
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,10 @@ class Lowering:
         fmt: FrameFormat,
         tiling: Tiling,
         allow: Allow,
+        fuse: bool | None = None,
     ) -> None:
         self.networks, self.device, self.allow = networks, device, allow
+        self.fuse = fused.suits(device) if fuse is None else fuse
         self.fmt, self.tiling, self.scale = fmt, tiling, networks.scale
         self.in_words = [p.stride // 4 for p in fmt.planes()]
         self.out_words = [p.stride // 4 for p in fmt.scaled(self.scale).planes()]
@@ -119,7 +124,7 @@ class Lowering:
             InvalidArgument: it needs more workgroups than the device has.
         """
         contract = contract_of(op)
-        variant = choose(contract, self.device, fmt, self.allow)
+        variant = choose(contract, self.device, fmt, self.allow, push)
         most = self.device.limits.max_workgroup_count
         groups = contract.groups({**push, "tokens": self.tiling.batch, "most": most}, variant)
         if any(g > m for g, m in zip(groups, most, strict=True)):
@@ -155,7 +160,7 @@ class Lowering:
 
 def network_calls(low: Lowering, run: Run) -> list[Call]:
     """The calls of a network, from the planes of the band to its enlarged plane."""
-    return Layers(low, run).calls()
+    return fused.calls(low, run) or Layers(low, run).calls()
 
 
 class Layers:

@@ -31,6 +31,7 @@ from engine.backends.base import Backend
 from engine.errors import BadModel, UnsupportedModel
 from engine.graph import Graph, Node, Weight
 from engine.pvrm import Pvrm
+from engine.video import fused
 from kernels.contract import ceil_div
 
 SCALES = (2, 3, 4)
@@ -164,6 +165,7 @@ class VideoModel:
         for graph in (luma, *guided.values()):
             sizes |= {name: weight.shape[1] for name, weight in graph.weights.items()}
         blobs = {name: _floats(file, name, count) for name, count in sizes.items()}
+        blobs |= fused.weights(luma, blobs)
         self.networks = Networks(luma, guided, {n: int(b.nbytes) for n, b in blobs.items()})
         self.weights = backend.weights(blobs)
         self.info["nbytes"] = self.weights.nbytes()

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the video operations share in C: words of the parameter buffer (kernels/video.py), the
- * widest float vector, samples into rows. */
+ * widest float vector, rows of samples as floats and back. */
 #ifndef PVR_VIDEO_H
 #define PVR_VIDEO_H
 
@@ -29,6 +29,23 @@ static inline int pvr_quantise(float v, float top) {
     v = v > 0.0f ? v : 0.0f;
     v += 0.5f;
     return (int)(v < top ? v : top);
+}
+
+/* n floats from column x0 on of a line of samples that ends at `last`: `scale` times each; outside
+ * of it the border repeats. */
+static inline void pvr_samples(const int bits, const void *line, int last, int x0, int n,
+                               float scale, float *y) {
+    const int a = pvr_clamp(-x0, n), end = pvr_clamp(last + 1 - x0, n), b = end > a ? end : a;
+    const uint8_t *s8 = line;
+    const uint16_t *s16 = line;
+    const float left = scale * (float)(bits == 8 ? s8[0] : s16[0]);
+    const float right = scale * (float)(bits == 8 ? s8[last] : s16[last]);
+    if (bits == 8)
+        for (int x = a; x < b; x++) y[x] = scale * s8[x0 + x];
+    else
+        for (int x = a; x < b; x++) y[x] = scale * s16[x0 + x];
+    for (int x = 0; x < a; x++) y[x] = left;
+    for (int x = b; x < n; x++) y[x] = right;
 }
 
 /* Pixels x0..x0+n-1 of a row, each of `scale` phases (lines of `each` floats on the sample scale),
@@ -73,5 +90,53 @@ static inline void pvr_scatter(int bits, int scale, int step, void *line, int c,
     PVR_SCATTER(4, 2)
 }
 #undef PVR_SCATTER
+
+enum { PVR_CHUNK = 64 }; /* core pixels at a time: their phases stay in the first cache */
+
+/* What samples come from: the filtered values around a pixel and the network's maps. */
+typedef struct {
+    const float *base; /* [maps][25] */
+    const float *x[5]; /* rows of values; a pixel's window begins at its own column */
+    const float *maps; /* [maps][xs] */
+    size_t xs, across; /* maps of a row of samples: scale, or more, unused ones behind them */
+} pvr_pixels;
+
+#define PVR_PHASES(SCALE)                                                                       \
+    static void phases_##SCALE(const pvr_pixels *g, int a, size_t x0, size_t n, float top,      \
+                               float *out) {                                                    \
+        for (size_t x = 0; x < n; x += VL) {                                                    \
+            vf acc[SCALE] = {{0}};                                                              \
+            for (int t = 0; t < 25; t++) {                                                      \
+                const vf v = *(const vf *)(g->x[t / 5] + t % 5 + x0 + x);                       \
+                for (int q = 0; q < SCALE; q++)                                                 \
+                    acc[q] += v * g->base[25 * (g->across * (size_t)a + (size_t)q) + (size_t)t]; \
+            }                                                                                   \
+            for (int q = 0; q < SCALE; q++) {                                                   \
+                const float *m = g->maps + (g->across * (size_t)a + (size_t)q) * g->xs + x0 + x; \
+                *(vf *)(out + q * PVR_CHUNK + x) = (acc[q] + *(const vf *)m) * top;             \
+            }                                                                                   \
+        }                                                                                       \
+    }
+PVR_PHASES(2)
+PVR_PHASES(3)
+PVR_PHASES(4)
+#undef PVR_PHASES
+
+/* The `scale` rows of samples of a row of `cols` pixels, the first at column `left` of lines that
+ * are `stride` words apart; component c of `step` that lie by turns. */
+static inline void pvr_enlarge(const pvr_pixels *g, int bits, int scale, int step, int c,
+                               uint32_t *dst, size_t stride, size_t left, size_t cols) {
+    const float top = bits == 8 ? 255.0f : 65535.0f;
+    const size_t room = stride * (bits == 8 ? 4 : 2);
+    for (int a = 0; a < scale; a++, dst += stride)
+        for (size_t x0 = 0; x0 < cols; x0 += PVR_CHUNK) {
+            float out[4 * PVR_CHUNK];
+            const size_t n = cols - x0 < PVR_CHUNK ? cols - x0 : PVR_CHUNK;
+            if (scale == 2) phases_2(g, a, x0, n, top, out);
+            else if (scale == 3) phases_3(g, a, x0, n, top, out);
+            else phases_4(g, a, x0, n, top, out);
+            pvr_scatter(bits, scale, step, dst, c, left + x0, n, out, PVR_CHUNK, room);
+        }
+}
 
 #endif

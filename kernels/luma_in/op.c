@@ -16,21 +16,6 @@ PVR_OP(luma_in) {
         const uint32_t *line = (const uint32_t *)call->buf[1] + src_row * stride;
         float *y = (float *)call->buf[2] + (size_t)tile * y_tile + (size_t)row * xs;
         const int x0 = (int)((p[PVR_COL0] + tile) * tw) - halo;
-        /* Columns a..b lie inside of the frame, the others repeat its border. */
-        const int a = pvr_clamp(-x0, (int)xs);
-        int b = last + 1 - x0;
-        b = b < a ? a : b > (int)xs ? (int)xs : b;
-        float left, right;
-        if (bits == 8) {
-            const uint8_t *s = (const uint8_t *)line;
-            left = scale * s[0], right = scale * s[last];
-            for (int x = a; x < b; x++) y[x] = scale * s[x0 + x];
-        } else {
-            const uint16_t *s = (const uint16_t *)line;
-            left = scale * s[0], right = scale * s[last];
-            for (int x = a; x < b; x++) y[x] = scale * s[x0 + x];
-        }
-        for (int x = 0; x < a; x++) y[x] = left;
-        for (int x = b; x < (int)xs; x++) y[x] = right;
+        pvr_samples((int)bits, line, last, x0, (int)xs, scale, y);
     }
 }

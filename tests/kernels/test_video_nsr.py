@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole network in one call: every variant against the numpy reference, and cut anywhere."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import kernels
+from kernels import video
+from kernels.nsr import op as nsr
+from tests.kernels.harness import Runner, reference
+
+Array = npt.NDArray[Any]
+
+
+def network(channels: int, layers: int, scale: int) -> tuple[list[nsr.Layer], Array]:
+    """A network whose values stay near 1 and whose maps are small, as those of trained ones."""
+    rng = np.random.default_rng(channels + layers + scale)
+    sizes = [1, *[channels] * (layers - 1), scale * scale]
+    made = []
+    for i, (cin, cout) in enumerate(pairwise(sizes)):
+        unit = (9 * cin) ** -0.5 * (0.1 if i == layers - 1 else 1.2)
+        taps = (unit * rng.standard_normal((cin, 3, 3, cout))).astype(np.float32)
+        bias = (rng.standard_normal(cout) / 20).astype(np.float32)
+        made.append((taps, bias, (rng.random(cout) / 3).astype(np.float32)))
+    base = rng.random((scale * scale, 5, 5)).astype(np.float32)
+    return made, base / base.sum(axis=(1, 2), keepdims=True)
+
+
+def band(
+    channels: int, layers: int, scale: int, bits: int, width: int, height: int, **more: int
+) -> tuple[dict[str, Any], dict[str, Array], list[int]]:
+    """Push constants, arrays and parameter words of a call; `more`: tw, th, band, column, tiles."""
+    tw, th, top = more["tw"], more["th"], more.get("band", 0)
+    low, high = max(0, top - layers), min(height, top + th + layers)
+    stride, wide = (-(-n * bits // 512) * 16 for n in (width, scale * width))
+    rng = np.random.default_rng(width)
+    arrays = {
+        "src": rng.integers(0, 1 << 32, (high - low, stride), np.uint32),
+        "w": nsr.pack(*network(channels, layers, scale)),
+        "dst": np.zeros((scale * th, wide), np.uint32),
+    }
+    push = {"bits": bits, "stride": stride, "out_stride": wide, "tw": tw, "th": th}
+    push |= {"channels": channels, "layers": layers, "scale": scale}
+    words = [0] * 16
+    given = {"N_TILES": more.get("tiles", 1), "WIDTH": width, "HEIGHT": height, "BAND_Y": top}
+    for name, value in (given | {"SRC_Y": low, "COL0": more.get("column", 0)}).items():
+        words[getattr(video, name)] = value
+    return push, arrays, words
+
+
+def seen(dst: Array, push: dict[str, Any], words: list[int]) -> Array:
+    """The samples that a call has to write."""
+    scale, tw = push["scale"], push["tw"]
+    rows = min(push["th"], words[video.HEIGHT] - words[video.BAND_Y])
+    left = words[video.COL0] * tw
+    right = min(words[video.WIDTH], left + words[video.N_TILES] * tw)
+    samples = dst.view(np.uint8 if push["bits"] == 8 else np.uint16)
+    return samples[: scale * rows, scale * left : scale * right].astype(int)
+
+
+CASES = [
+    (8, 6, 2, 8, 100, 40, {"tw": 52, "th": 40, "tiles": 2}),
+    (16, 7, 2, 8, 100, 70, {"tw": 52, "th": 70, "tiles": 2}),
+    (16, 7, 2, 16, 37, 11, {"tw": 20, "th": 6, "band": 6, "tiles": 2}),
+    (8, 6, 3, 8, 61, 21, {"tw": 32, "th": 10, "band": 10, "tiles": 2}),
+    (8, 6, 4, 8, 61, 21, {"tw": 32, "th": 10, "band": 10, "column": 1}),
+    (16, 7, 4, 16, 61, 21, {"tw": 64, "th": 22}),
+    (16, 7, 3, 16, 61, 21, {"tw": 64, "th": 22}),
+    (16, 2, 2, 8, 1, 1, {"tw": 4, "th": 2}),
+    (8, 9, 2, 8, 70, 80, {"tw": 72, "th": 80}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:6])))
+def test_nsr(runner: Runner, case: tuple[Any, ...]) -> None:
+    push, arrays, words = band(*case[:6], **case[6])
+    want = seen(reference("nsr", push, arrays, words)["dst"], push, words)
+    for variant in runner.variants("nsr", nsr.variant_for(push["channels"])):
+        after = runner.run("nsr", variant, push, arrays, words, words[0])["dst"]
+        # Activations are halves between the layers of a GPU's kernel.
+        most = 1 if push["bits"] == 8 else 16
+        assert np.abs(seen(after, push, words) - want).max() <= most, variant
+        rows = push["scale"] * min(push["th"], words[video.HEIGHT] - words[video.BAND_Y])
+        assert not after[rows:].any(), "a row that the frame does not have"
+
+
+def test_where_tiles_are_cut_changes_no_sample(runner: Runner) -> None:
+    for channels in (8, 16):
+        found = []
+        for tw in (24, 128):
+            sizes = {"tw": tw, "th": 30, "tiles": -(-90 // tw)}
+            push, arrays, words = band(channels, 5, 2, 8, 90, 30, **sizes)
+            name = nsr.variant_for(channels)
+            after = runner.run("nsr", name, push, arrays, words, words[0])["dst"]
+            found.append(seen(after, push, words))
+        np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_weights_are_packed_for_each_form() -> None:
+    for channels, layers, scale in ((8, 6, 2), (16, 7, 3), (16, 3, 4)):
+        given, base = network(channels, layers, scale)
+        flat = nsr.pack(given, base)
+        found, filters = nsr.unpack(flat, channels, layers, scale)
+        for layer, wanted in zip(found, given, strict=True):
+            for a, b in zip(layer, wanted, strict=True):
+                np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(filters, base)
+        # The product for a tap, or for two pixels of a row, is the convolution's.
+        pixels = 16 // channels
+        across, hidden = (pixels + 2) // pixels, layers - 2
+        words = 3 * across * 128
+        first = flat[-hidden * (words + 512) :][:words].view(np.float16)
+        matrices = first.reshape(3, across * pixels, channels, pixels, channels)
+        taps = given[1][0]
+        for p in range(pixels):
+            got = matrices[:, p : p + 3, :, p].astype(np.float32)
+            np.testing.assert_allclose(got, taps.transpose(1, 2, 0, 3), atol=1e-3)
+
+
+def test_a_network_that_is_too_deep_does_not_fit() -> None:
+    for variant in kernels.op("nsr").variants:
+        assert nsr.fits(variant, 7, 2)
+        assert not nsr.fits(variant, 30, 2)
