@@ -22,11 +22,19 @@ enum {
 
 typedef struct {
     const float *x, *r;
-    const uint32_t *front;
+    const void *w_data; /* packed */
+    float *front;       /* bias and slope of all lanes of all blocks, in the scratch */
     float *y;
-    size_t cin, blocks, k, xl, yl, w, h, xs, ps;
+    size_t cin, cout, blocks, k, xl, yl, w, h, xs, ps;
     uint32_t act, residual, fmt;
 } conv;
+
+/* Output channels that have weights, and those of block b. */
+PVR_INLINE size_t weighted(const conv *g) { return (g->cout + 7) / 8 * 8; }
+PVR_INLINE size_t lanes_of(const conv *g, size_t b) {
+    const size_t left = weighted(g) - b * LANES;
+    return left < LANES ? left : LANES;
+}
 
 /* sum[t][b] += v[t] * u[b] over n channels; u is [b][channel][16], `apart` floats from block to block. */
 PVR_INLINE void add_products(int nb, vf sum[PIXELS][BLOCKS], const float *u, size_t apart, const float *v,
@@ -46,33 +54,46 @@ PVR_INLINE void add_products(int nb, vf sum[PIXELS][BLOCKS], const float *u, siz
 
 /* Where a sum of block b at pixel `at` goes, after bias, activation and residual. */
 PVR_INLINE void finish(const conv *g, vf sum, size_t b, size_t at) {
-    const float *front = (const float *)g->front + b * LANES;
-    const size_t n = g->blocks * LANES;
+    const float *front = g->front + 2 * b * LANES;
     float *to = g->y + (b * g->ps + at) * g->yl;
     const float *from = g->r + (b * g->ps + at) * g->yl;
     const vf r = g->residual ? vf_load_n(from, g->yl) : vf_set1(0.0f);
-    vf v = maps_activated(g->act, vf_add(sum, vf_load(front)), vf_load(front + n), r);
+    vf v = maps_activated(g->act, vf_add(sum, vf_load(front)), vf_load(front + LANES), r);
     if (g->residual && g->act != MAPS_GATE)
         v = vf_add(v, r);
     vf_store_n(to, v, g->yl);
 }
 
+/* Bias and slope into the scratch. */
+static void unpack_front(const conv *g, size_t b) {
+    const float *bias = (const float *)g->w_data + b * LANES;
+    vf_store(g->front + 2 * b * LANES, vf_load_n(bias, lanes_of(g, b)));
+    vf_store(g->front + (2 * b + 1) * LANES, vf_load_n(bias + weighted(g), lanes_of(g, b)));
+}
+
 /* Sixteen weights of a tap and input channel: block b's. */
 PVR_INLINE vf weights_at(const conv *g, size_t b, size_t tap, size_t c) {
-    const size_t n = g->blocks * LANES, i = ((b * g->k * g->k + tap) * g->cin + c) * LANES;
-    const uint32_t *body = g->front + 3 * n;
+    const size_t n = weighted(g), lanes = lanes_of(g, b);
+    const size_t i = b * LANES * g->k * g->k * g->cin + (tap * g->cin + c) * lanes;
+    const uint16_t *halves = (const uint16_t *)((const float *)g->w_data + 2 * n);
+    if (c >= g->cin)
+        return vf_set1(0.0f);
     if (g->fmt == PVR_F16)
-        return vf_half((const uint16_t *)body + i);
-    float q[LANES];
-    for (int l = 0; l < LANES; l++) q[l] = ((const int8_t *)body)[i + (size_t)l];
-    return vf_mul(vf_load(q), vf_load((const float *)g->front + 2 * n + b * LANES));
+        return vf_half_n(halves + i, lanes);
+    const int8_t *body = (const int8_t *)(halves + n * g->cin / 4);
+    float q[LANES] = {0};
+    for (size_t l = 0; l < lanes; l++) q[l] = body[i + l];
+    return vf_mul(vf_load(q), vf_half_n(halves + b * LANES * g->cin / 4 + c / 4 * lanes, lanes));
 }
+
+/* Input channels in whole blocks. */
+PVR_INLINE size_t whole(size_t cin) { return (cin + LANES - 1) / LANES * LANES; }
 
 /* -- the sum itself */
 
 #define DIRECT(NB)                                                                                           \
     static void direct_##NB(const conv *g, const float *u, size_t b, size_t row) {                            \
-        const size_t taps = g->k * g->k, n = g->cin < g->xl ? g->cin : g->xl, reach = g->k / 2;               \
+        const size_t taps = g->k * g->k, reach = g->k / 2;                                                    \
         const size_t apart = taps * g->cin * LANES;                                                           \
         u += b * apart;                                                                                       \
         for (size_t x = 0; x < g->w; x += PIXELS) {                                                           \
@@ -82,9 +103,10 @@ PVR_INLINE vf weights_at(const conv *g, size_t b, size_t tap, size_t c) {
             const float *corner = g->x - (reach * (g->xs + 1)) * g->xl;                                       \
             for (size_t tap = 0; tap < taps; tap++) {                                                         \
                 const size_t at = (row + tap / g->k) * g->xs + x + tap % g->k;                                \
-                for (size_t c = 0; c < g->cin; c += n)                                                        \
+                for (size_t c = 0; c < g->cin; c += g->xl)                                                    \
                     add_products(NB, sum, u + (tap * g->cin + c) * LANES, apart,                              \
-                                 corner + (c / n * g->ps + at) * g->xl, g->xl, n);                            \
+                                 corner + (c / g->xl * g->ps + at) * g->xl, g->xl,                            \
+                                 g->cin - c < g->xl ? g->cin - c : g->xl);                                    \
             }                                                                                                 \
             for (size_t t = 0; t < PIXELS && x + t < g->w; t++)                                               \
                 for (size_t i = 0; i < NB; i++) finish(g, sum[t][i], b + i, row * g->xs + x + t);             \
@@ -140,7 +162,7 @@ static void transform_weights(const conv *g, float *u, size_t b, size_t c) {
         for (int j = 0; j < 3; j++) line[j] = half[j][i];
         weight_side(line, out);
         for (size_t j = 0; j < EDGE; j++)
-            vf_store(u + (((EDGE * i + j) * g->blocks + b) * g->cin + c) * LANES, out[j]);
+            vf_store(u + (((EDGE * i + j) * g->blocks + b) * whole(g->cin) + c) * LANES, out[j]);
     }
 }
 
@@ -188,11 +210,12 @@ static void transform_output(const conv *g, const float *m, size_t apart, size_t
 /* The products of a point: m[tile][block] = sum over c of v[tile][c] * u[block][c]. */
 #define PRODUCTS(NB)                                                                                         \
     static void products_##NB(const conv *g, const float *u, const float *v, float *m, size_t tiles) {        \
+        const size_t n = whole(g->cin);                                                                       \
         for (size_t t = 0; t < tiles; t += PIXELS) {                                                          \
             vf sum[PIXELS][BLOCKS];                                                                           \
             for (int i = 0; i < PIXELS; i++)                                                                  \
                 for (int j = 0; j < NB; j++) sum[i][j] = vf_set1(0.0f);                                       \
-            add_products(NB, sum, u, g->cin * LANES, v + t * g->cin, g->cin, g->cin);                         \
+            add_products(NB, sum, u, n * LANES, v + t * n, n, n);                                             \
             for (int i = 0; i < PIXELS; i++)                                                                  \
                 for (int j = 0; j < NB; j++)                                                                  \
                     vf_store(m + ((t + (size_t)i) * g->blocks + (size_t)j) * LANES, sum[i][j]);               \
@@ -222,19 +245,23 @@ PVR_INLINE size_t blocks_at(const conv *g, size_t b) {
     return g->blocks - b < BLOCKS ? g->blocks - b : BLOCKS;
 }
 
-static void winograd(const conv *g, pvr_team *team) {
+static void winograd(conv *g, pvr_team *team) {
     const size_t across = (g->w + OUT - 1) / OUT, tiles = across * ((g->h + OUT - 1) / OUT);
-    size_t batch = BATCH_BYTES / (POINTS * sizeof(float) * (g->cin + g->blocks * LANES)) / PIXELS * PIXELS;
+    const size_t n = g->blocks * LANES, cin = whole(g->cin);
+    size_t batch = BATCH_BYTES / (POINTS * sizeof(float) * (cin + n)) / PIXELS * PIXELS;
     batch = batch < PIXELS ? PIXELS : batch > BATCH_TILES ? BATCH_TILES : batch;
-    const size_t n = g->blocks * LANES, u_size = POINTS * g->cin * n;
-    const size_t v_size = POINTS * batch * g->cin, m_size = POINTS * batch * n;
-    float *u = pvr_scratch(team, sizeof(float) * (u_size + (size_t)team->n * (v_size + m_size)));
-    if (!u)
+    const size_t u_size = POINTS * cin * n, v_size = POINTS * batch * cin, m_size = POINTS * batch * n;
+    g->front = pvr_scratch(team, sizeof(float) * (2 * n + u_size + (size_t)team->n * (v_size + m_size)));
+    if (!g->front)
         return;
-    float *v = u + u_size + (size_t)team->tid * (v_size + m_size), *m = v + v_size;
+    float *u = g->front + 2 * n, *v = u + u_size + (size_t)team->tid * (v_size + m_size), *m = v + v_size;
     size_t begin, end;
-    pvr_split(team, g->blocks * g->cin, &begin, &end);
-    for (size_t i = begin; i < end; i++) transform_weights(g, u, i / g->cin, i % g->cin);
+    pvr_split(team, g->blocks * cin, &begin, &end);
+    for (size_t i = begin; i < end; i++) {
+        transform_weights(g, u, i / cin, i % cin);
+        if (i % cin == 0)
+            unpack_front(g, i / cin);
+    }
     pvr_barrier(team);
 
     memset(v, 0, v_size * sizeof(float)); /* tiles that fill up the last batch are computed, too */
@@ -244,26 +271,30 @@ static void winograd(const conv *g, pvr_team *team) {
         for (size_t t = 0; t < count; t++) {
             const size_t ty = (first + t) / across, tx = (first + t) % across;
             const float *corner = g->x + (OUT * (ty * g->xs + tx)) * LANES - (g->xs + 1) * LANES;
-            transform_input(g, corner, v + t * g->cin, batch * g->cin);
+            transform_input(g, corner, v + t * cin, batch * cin);
         }
         for (size_t p = 0; p < POINTS; p++)
             for (size_t b = 0; b < g->blocks; b += BLOCKS)
-                products[blocks_at(g, b) - 1](g, u + (p * g->blocks + b) * g->cin * LANES,
-                                              v + p * batch * g->cin, m + p * batch * n + b * LANES, count);
+                products[blocks_at(g, b) - 1](g, u + (p * g->blocks + b) * cin * LANES, v + p * batch * cin,
+                                              m + p * batch * n + b * LANES, count);
         for (size_t t = 0; t < count; t++)
             transform_output(g, m + t * n, batch * n, (first + t) % across, (first + t) / across);
     }
 }
 
-static void direct(const conv *g, pvr_team *team) {
-    const size_t taps = g->k * g->k, each = taps * g->cin;
-    float *u = pvr_scratch(team, sizeof(float) * g->blocks * each * LANES);
-    if (!u)
+static void direct(conv *g, pvr_team *team) {
+    const size_t taps = g->k * g->k, each = taps * g->cin, n = g->blocks * LANES;
+    g->front = pvr_scratch(team, sizeof(float) * (2 * n + n * each));
+    if (!g->front)
         return;
+    float *u = g->front + 2 * n;
     size_t begin, end;
     pvr_split(team, g->blocks * each, &begin, &end);
-    for (size_t i = begin; i < end; i++)
+    for (size_t i = begin; i < end; i++) {
         vf_store(u + i * LANES, weights_at(g, i / each, i % each / g->cin, i % g->cin));
+        if (i % each == 0)
+            unpack_front(g, i / each);
+    }
     pvr_barrier(team);
     pvr_split(team, g->h, &begin, &end);
     for (size_t row = begin; row < end; row++)
@@ -273,12 +304,12 @@ static void direct(const conv *g, pvr_team *team) {
 PVR_OP(conv2d) {
     const uint32_t *k = call->push;
     const size_t xl = k[6], yl = k[7], origin = k[12];
-    const conv g = {
+    conv g = {
         .x = (const float *)call->buf[1] + origin * xl,
+        .w_data = call->buf[2],
         .r = (const float *)call->buf[3] + origin * yl,
-        .front = call->buf[2],
         .y = (float *)call->buf[4] + origin * yl,
-        .cin = k[1], .blocks = (k[2] + LANES - 1) / LANES, .k = k[3], .xl = xl, .yl = yl,
+        .cin = k[1], .cout = k[2], .blocks = (k[2] + LANES - 1) / LANES, .k = k[3], .xl = xl, .yl = yl,
         .w = k[8], .h = k[9], .xs = k[10], .ps = k[11],
         .act = k[4], .residual = k[5], .fmt = k[0],
     };
