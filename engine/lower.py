@@ -183,7 +183,8 @@ class Lowering:
         for node in self._graph.nodes:
             emit[node.op](node)
         meta: dict[str, int | str] = {
-            "chunk": self._chunk, "context": self._context, "vocab": int(self._graph.attrs["vocab"])
+            "chunk": self._chunk, "context": self._context, "kv": self._kv,
+            "vocab": int(self._graph.attrs["vocab"]),
         }  # fmt: skip
         sequences = {name: tuple(calls) for name, calls in self._calls.items()}
         program = Program(self._buffers, sequences, meta)

@@ -10,13 +10,14 @@ RECORD_STRIDE bytes a lane out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.backends.base import DeviceInfo
 from engine.graph import Graph, Node
 from engine.lower import Allow, Lowering, allow_all
 from engine.program import Binding, Buffer, Program
+from kernels import kv
 from kernels.topk.op import RECORD_WORDS
 
 ALIGN = 256  # of what a binding may begin at
@@ -35,14 +36,19 @@ def params_at(lane: int) -> int:
 
 
 def lower_batch(
-    graph: Graph, device: DeviceInfo, contexts: Sequence[int], allow: Allow = allow_all
+    graph: Graph,
+    device: DeviceInfo,
+    contexts: Sequence[int],
+    allow: Allow = allow_all,
+    forms: Sequence[str] = (),
 ) -> Program:
-    """A program for one token of each session; `contexts` are the tokens that their caches hold.
+    """A program for one token of each session; `contexts` are the tokens that their caches hold,
+    `forms` those of the caches (none given: f16).
 
     Raises:
         NoBatch, OutOfMemory, BadModel
     """
-    return _Batch(graph, device, contexts, allow).program()
+    return _Batch(graph, device, contexts, allow, forms or ["f16"] * len(contexts)).program()
 
 
 def _padded(width: int) -> int:
@@ -52,10 +58,15 @@ def _padded(width: int) -> int:
 
 class _Batch(Lowering):
     def __init__(
-        self, graph: Graph, device: DeviceInfo, contexts: Sequence[int], allow: Allow
+        self,
+        graph: Graph,
+        device: DeviceInfo,
+        contexts: Sequence[int],
+        allow: Allow,
+        forms: Sequence[str],
     ) -> None:
         super().__init__(graph, device, max(contexts), len(contexts), allow)
-        self._contexts = contexts
+        self._contexts, self._forms = contexts, forms
         self._rows: dict[str, int] = {}  # bytes of a lane's row of a buffer
         self._ldy = 0
 
@@ -99,10 +110,11 @@ class _Batch(Lowering):
             return
         for lane, context in enumerate(self._contexts):
             own = {**push, "ctx": context} if "ctx" in push else push
-            at = [self._lane(b, lane) for b in bindings]
-            self._add(op, at, fmt, own, sequence, 1, params_at(lane))
+            at = [self._lane(b, lane, own) for b in bindings]
+            form = self._forms[lane] if fmt else None  # those with a form have that of the caches
+            self._add(op, at, form, own, sequence, 1, params_at(lane))
 
-    def _lane(self, binding: Binding, lane: int) -> Binding:
+    def _lane(self, binding: Binding, lane: int, push: Mapping[str, float]) -> Binding:
         """What a lane has of a binding of a single session's program."""
         buffer = self._buffers[binding.buffer]
         if buffer.kind == "weight":
@@ -116,6 +128,7 @@ class _Batch(Lowering):
         name = f"{buffer.name}@{lane}"
         nbytes = buffer.nbytes
         if buffer.kind == "state":
-            nbytes = nbytes // self._context * self._contexts[lane]
+            rows = int(push["kv_heads"]), int(push["ctx"]), int(push["dim"])
+            nbytes = kv.nbytes(self._forms[lane], *rows)
         self._buffers.setdefault(name, Buffer(name, nbytes, buffer.kind))
         return Binding(name, binding.offset, binding.nbytes)

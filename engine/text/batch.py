@@ -38,7 +38,7 @@ class Batch:
             OutOfMemory, BadModel, Quarantined
         """
         model = states[0].model
-        contexts = [state.context for state in states]
+        contexts, forms = [state.context for state in states], [state.kv for state in states]
         lent = {}
         for lane, state in enumerate(states):
             for name in state.caches:
@@ -46,7 +46,7 @@ class Batch:
         backend = model.backend
         program, self.executable = recorded(
             backend,
-            lambda: lower_batch(model.graph, backend.info, contexts, allowed(backend)),
+            lambda: lower_batch(model.graph, backend.info, contexts, allowed(backend), forms),
             model.weights,
             lent,
         )

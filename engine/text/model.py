@@ -39,6 +39,7 @@ class State:
         self.model = model
         self.context = int(program.meta["context"])
         self.chunk = int(program.meta["chunk"])
+        self.kv = str(program.meta["kv"])
         self.tokens: list[int] = []
         self.executable = executable
         self.caches = [b.name for b in program.buffers.values() if b.kind == "state"]
@@ -192,8 +193,9 @@ class TextModel:
             model.info["uncached"] = reason
         return model
 
-    def state(self, context: int = 0) -> State:
-        """Room for one session of `context` tokens (0: the default, or what the model can do).
+    def state(self, context: int = 0, kv: str = "f16") -> State:
+        """Room for one session of `context` tokens (0: the default, or what the model can do), in
+        caches of the form `kv` (kernels.kv.FORMATS).
 
         Raises:
             InvalidArgument: more than the model can do.
@@ -205,17 +207,17 @@ class TextModel:
             raise InvalidArgument(f"The model has a context of 1 to {most} tokens, not {context}.")
         chunk = min(self.chunk, context)
         program, executable = recorded(
-            self.backend, lambda: self._admitted(context, chunk), self.weights
+            self.backend, lambda: self._admitted(context, chunk, kv), self.weights
         )
         return State(self, program, executable)
 
-    def _admitted(self, context: int, chunk: int) -> Program:
+    def _admitted(self, context: int, chunk: int, kv: str) -> Program:
         """The program, if there is memory for its state.
 
         Raises:
             OutOfMemory: with figures.
         """
-        program = self._lower(context, chunk)
+        program = self._lower(context, chunk, kv)
         sizes = {"state": 0, "scratch": 0}
         for buffer in program.buffers.values():
             if buffer.kind != "weight":
@@ -223,7 +225,7 @@ class TextModel:
         memory.admit({"KV cache": sizes["state"], "work area": sizes["scratch"]})
         return program
 
-    def _lower(self, context: int, chunk: int) -> Program:
+    def _lower(self, context: int, chunk: int, kv: str) -> Program:
         """The program with the longest chunk whose scratch the device can bind.
 
         Raises:
@@ -231,7 +233,9 @@ class TextModel:
         """
         while True:
             try:
-                return lower(self.graph, self.backend.info, context, chunk, allowed(self.backend))
+                return lower(
+                    self.graph, self.backend.info, context, chunk, allowed(self.backend), kv
+                )
             except OutOfMemory:
                 if chunk == 1:
                     raise

@@ -85,7 +85,7 @@ def test_the_same_tokens_as_alone(model: TextModel) -> None:
 
 def test_logits_of_each_lane(model: TextModel) -> None:
     ids = [[3, 9, 4], [40, 7], [5] * 9]
-    states = [model.state(32) for _ in ids]
+    states = [model.state(32, kv=("f16", "q8")[i % 2]) for i in range(len(ids))]
     want = []
     for state, some in zip(states, ids, strict=True):
         state.run(some, head=True)

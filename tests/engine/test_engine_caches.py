@@ -15,7 +15,6 @@ from engine.backends.base import Backend
 from engine.backends.cpu import CpuBackend
 from engine.errors import OutOfMemory
 from engine.lower import lower
-from engine.program import Program
 from engine.text.model import TextModel
 from kernels import kv
 
@@ -35,18 +34,14 @@ def backend(request: pytest.FixtureRequest) -> Any:
     opened.close()
 
 
-def logits(model: TextModel, program: Program, split: int) -> npt.NDArray[np.float32]:
+def logits(model: TextModel, fmt: str, split: int) -> npt.NDArray[np.float32]:
     """After IDS, of which those from `split` on are decoded one by one."""
-    exe = model.backend.executable(program, model.weights)
-    exe.write("params", np.array([split, 0, split - 1] + [0] * 13, np.uint32))
-    exe.write("ids", np.array(IDS[:split], np.uint32))
-    exe.run("prefill", "head")
-    for pos in range(split, len(IDS)):
-        exe.write("params", np.array([1, pos, 0] + [0] * 13, np.uint32))
-        exe.write("ids", np.array(IDS[pos : pos + 1], np.uint32))
-        exe.run("decode", "head")
-    found = exe.read("logits", model.vocab * 4).view(np.float32).copy()
-    exe.close()
+    state = model.state(kv=fmt)
+    state.run(IDS[:split], head=True)
+    for token in IDS[split:]:
+        state.run([token], head=True, decode=True)
+    found = state.logits().copy()
+    state.close()
     return found
 
 
@@ -56,9 +51,8 @@ def test_logits(tmp_path: Path, tiny: Any, backend: Backend, fmt: str, split: in
     shape = tiny.shape(vocab=300)
     path = tiny.write(tmp_path / "m.gguf", "F16", shape)
     model = TextModel.load(path, "", backend)
-    program = lower(model.graph, backend.info, 40, len(IDS), kv=fmt)
     truth = tiny.truth(path, shape).logits(IDS)[-1]
-    assert np.abs(logits(model, program, split) - truth).max() < (0.02 if fmt == "f16" else 0.05)
+    assert np.abs(logits(model, fmt, split) - truth).max() < (0.02 if fmt == "f16" else 0.05)
     model.close()
 
 
@@ -81,7 +75,7 @@ def test_caches_that_are_larger_than_any_binding(tmp_path: Path, tiny: Any, fmt:
     used = {c.variant for calls in program.sequences.values() for c in calls if "kv" in c.op}
     assert used == {f"{fmt}_address"}
     truth = tiny.truth(path, shape).logits(IDS)[-1]
-    assert np.abs(logits(model, program, 5) - truth).max() < (0.02 if fmt == "f16" else 0.05)
+    assert np.abs(logits(model, fmt, 5) - truth).max() < (0.02 if fmt == "f16" else 0.05)
     without = replace(backend.info, features=backend.info.features - kv.ADDRESS)
     with pytest.raises(OutOfMemory, match=r"kc\.0"):
         lower(model.graph, without, 2000, len(IDS), kv=fmt)

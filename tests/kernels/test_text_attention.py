@@ -170,7 +170,7 @@ def test_rope(
     kc, vc = np.full((2, kv.nbytes(fmt, kv_heads, ctx, dim)), 0x55, np.uint8)
     push: Push = {"fmt": FORMATS[fmt], "heads": heads, "kv_heads": kv_heads}
     push |= {"dim": dim, "ctx": ctx, "rope_dims": rope_dims, "neox": neox}
-    arrays = {"qkv": qkv, "table": table, "kc": kc, "vc": vc}
+    arrays: dict[str, Array] = {"qkv": qkv, "table": table, "kc": kc, "vc": vc}
     want = reference("rope_kv", push, arrays, (tokens, pos0), chunk)
     here = range(pos0, pos0 + tokens)
     others = [p for p in range(ctx) if p not in here]
@@ -204,7 +204,7 @@ def _values(runner: Runner, fmt: str, values: Array, variant: str) -> Array:
     kc, vc = np.zeros((2, kv.nbytes(fmt, 1, 4, dim)), np.uint8)
     push: Push = {"fmt": FORMATS[fmt], "heads": 1, "kv_heads": 1, "dim": dim, "ctx": 4}
     push |= {"rope_dims": dim, "neox": 0}
-    arrays = {"qkv": qkv, "table": table, "kc": kc, "vc": vc}
+    arrays: dict[str, Array] = {"qkv": qkv, "table": table, "kc": kc, "vc": vc}
     got = runner.run("rope_kv", variant, push, arrays, params=(1, 2))["vc"]
     found: Array = kv.load(fmt, got, (1, 4, dim))[0, 2]
     return found
