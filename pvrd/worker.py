@@ -30,6 +30,7 @@ ENDING_S = 1.0  # a worker that closed its socket is killed when it is not gone 
 OFF = "the configuration turns it off (gpu.enabled)"
 BY_OTHERS = ("it was killed by signal 9", "it was killed by signal 15")  # says nothing of a kernel
 MOST_KERNELS = 256
+MOST_ENDED_BY = 64  # what a hello has room for
 DEVICE_CODES = ("busy", "failed")  # that may pass
 
 
@@ -123,6 +124,8 @@ class Worker:
         self._busy = False
         self._silent = False  # it was ended because it did not answer
         self._previous: dict[str, Any] = {}  # how the one before ended, when that says something
+        self._trying = ""  # the kernel that the driver's compiler has, or its self-test
+        self._ended_by: dict[str, str] = {}  # kernels over which workers ended, and how
         self._restart = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -152,6 +155,7 @@ class Worker:
         """Starts a new worker with another configuration; its jobs go on elsewhere or in it."""
         self.config = config
         self.generation = 0  # the first of its kind under this configuration
+        self._ended_by.clear()
         self._restart.set()
         self._on_end("the configuration changed")
         if not self.enabled:
@@ -192,6 +196,8 @@ class Worker:
             self.counters.last_exit = how
             if how not in BY_OTHERS:
                 self._previous = {"how": how[:200], "silent": self._silent}
+                if self._trying and len(self._ended_by) < MOST_ENDED_BY:
+                    self._ended_by[self._trying] = how[:200]
             pause = 0.0
             if failures > 1 or not lived:
                 pause = min(
@@ -217,6 +223,7 @@ class Worker:
         self._end = loop.create_future()
         self._ready_at = 0.0
         self._greeted = self._busy = self._silent = False
+        self._trying = ""
         self._process = None
         self.generation += 1
         path = self.config.text(f"workers.{self.kind}_socket")
@@ -263,7 +270,7 @@ class Worker:
                 "overlap": config.whole("video.overlap"),
                 "chunk": config.whole("text.chunk"),
                 "check_rate": config.number("gpu.check_rate"),
-                "previous": self._previous,
+                "previous": {**self._previous, "ended_by": self._ended_by},
                 "faults": list(config.texts("debug.faults")),
             },
         }
@@ -359,6 +366,8 @@ class Worker:
             self._measure(now)
         self._heard = now
         self._busy = kind == "busy" and message.get("on") is True  # it makes pipelines
+        if kind != "pong":
+            self._trying = str(message.get("kernel") or "")[:100] if self._busy else ""
         if kind == "hello":
             self._on_hello(message, received.pid)
         elif kind == "dying":

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,16 +42,21 @@ class Quarantined(PvrError):
 
 
 TRIES = 2  # ends of a process over one kernel, for which nobody knows the reason
+DOUBTS = 2  # times that a kernel is found wrong while it serves
+REPEATS = 16  # self-tests of one that was
 
 
 @dataclass(frozen=True)
 class Previous:
     """How the process that had the device before ended, as its supervisor saw it; `how` "" when it
-    did not see it. `silent`: it was ended because it did not answer.
+    did not see it. `silent`: it was ended because it did not answer. `ended_by` are the kernels
+    (`operation.variant`) over which processes ended since the supervisor began, with what it saw:
+    its own memory, for when theirs cannot be written.
     """
 
     how: str = ""
     silent: bool = False
+    ended_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,23 +66,22 @@ class _Entry:
     stage: str = ""
     tries: int = 0
     passed: bool = False  # before it was tried again
+    doubts: int = 0  # how often it was found wrong while it served
 
     @classmethod
     def parse(cls, v: dict[str, Any]) -> _Entry:
-        name = str(v["name"])
+        name, doubts = str(v["name"]), int(v.get("doubts", 0))
         if "trying" not in v:
-            return cls(name, str(v["wrong"]))
-        return cls(name, None, str(v["trying"]), int(v["tries"]), bool(v["passed"]))
+            return cls(name, str(v["wrong"]), doubts=doubts)
+        return cls(name, None, str(v["trying"]), int(v["tries"]), bool(v["passed"]), doubts)
 
     def json(self) -> dict[str, str | int | bool]:
+        out: dict[str, str | int | bool] = {"name": self.name}
         if self.wrong is None:
-            return {
-                "name": self.name,
-                "trying": self.stage,
-                "tries": self.tries,
-                "passed": self.passed,
-            }
-        return {"name": self.name, "wrong": self.wrong}
+            out |= {"trying": self.stage, "tries": self.tries, "passed": self.passed}
+        else:
+            out["wrong"] = self.wrong
+        return {**out, "doubts": self.doubts} if self.doubts else out
 
 
 class Verdicts:
@@ -88,6 +92,10 @@ class Verdicts:
     its predecessor: the variant is quarantined at once when `previous` says that it did not end
     well, else (a machine that was switched off?) at the second time. One that passed before is
     tried twice as well: what ended the process was hardly its doing.
+
+    A variant that was found wrong once while it served is tried once more by the next process: a
+    bit may flip. `doubted` says that it needs more than the usual test. The second time is the
+    last.
     """
 
     def __init__(
@@ -97,11 +105,24 @@ class Verdicts:
         name = f"{p.get('uuid', 'unknown')}-{p.get('driver_id', 0)}-{p.get('driver_version', 0)}"
         self._path = folder / f"{name}.json" if folder else None
         self._entries = self._read()
+        self._before: dict[str, _Entry | None] = {}  # what `begin` replaced
+        self._again: set[str] = set()
         how = previous or Previous()
         for sha, entry in list(self._entries.items()):
             sure = how.how and not entry.passed
             if entry.wrong is None and (sure or entry.tries >= TRIES):
                 self.put(sha, entry.name, _ended(entry, how))
+        self._again = {s for s, e in self._entries.items() if e.wrong and 0 < e.doubts < DOUBTS}
+        for name, what in how.ended_by.items():
+            self._remember(name, what)
+
+    def _remember(self, name: str, what: str) -> None:
+        """A kernel that ended a process, of which nothing was written down."""
+        op, _, variant = name.partition(".")
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            sha = kernels.manifest()[op][variant]["sha256"]
+            if sha not in self._entries:
+                self.put(sha, name, f"it ended the worker: {what}")
 
     def _read(self) -> dict[str, _Entry]:
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
@@ -111,25 +132,40 @@ class Verdicts:
         return {}
 
     def get(self, sha: str) -> str | None:
-        """What is wrong with a variant, "" if nothing, None if it was not tried."""
+        """What is wrong with a variant, "" if nothing, None if it is to be tried."""
         found = self._entries.get(sha)
-        return None if found is None else found.wrong
+        return None if found is None or sha in self._again else found.wrong
+
+    def doubted(self, sha: str) -> bool:
+        """Was a variant found wrong before, while it served?"""
+        found = self._entries.get(sha)
+        return found is not None and found.doubts > 0
 
     def begin(self, sha: str, name: str, stage: Stage) -> None:
         """Writes down, to last even if the machine stops, that a variant is tried from now on."""
         before = self._entries.get(sha)
-        tries = before.tries if before else 0
-        passed = before is not None and (before.passed or before.wrong == "")
-        more = stage == "compile"
-        self._write(sha, _Entry(name, None, stage, tries + more, passed), sync=True)
+        if stage == "compile":
+            self._before[sha] = before
+        known = before or _Entry(name)
+        tries, passed = known.tries + (stage == "compile"), known.passed or known.wrong == ""
+        self._write(sha, _Entry(name, None, stage, tries, passed, known.doubts), sync=True)
 
-    def put(self, sha: str, name: str, wrong: str) -> None:
-        """Writes a verdict down. A file that cannot be written means that it is found again."""
-        self._write(sha, _Entry(name, wrong))
+    def put(self, sha: str, name: str, wrong: str, serving: bool = False) -> None:
+        """Writes a verdict down, `serving`: by a check of running work. A file that cannot be
+        written means that it is found again.
+        """
+        before = self._entries.get(sha)
+        doubts = before.doubts if before else 0
+        if serving:
+            doubts += not (before and before.wrong)  # else it is being put aside already
+        elif wrong and doubts:
+            doubts = DOUBTS
+        self._again.discard(sha)
+        self._write(sha, _Entry(name, wrong, doubts=doubts))
 
-    def restore(self, sha: str, name: str, wrong: str | None) -> None:
-        """Takes `begin` back: what was known of the variant before (None: nothing) stands."""
-        self._write(sha, None if wrong is None else _Entry(name, wrong))
+    def restore(self, sha: str) -> None:
+        """Takes `begin` back: what was known of the variant before stands."""
+        self._write(sha, self._before.get(sha))
 
     def _write(self, sha: str, entry: _Entry | None, sync: bool = False) -> None:
         if entry is None:
@@ -164,9 +200,9 @@ def _ended(entry: _Entry, previous: Previous) -> str:
     return f"{what} ended the worker or the machine {entry.tries} times"
 
 
-def run(backend: Backend, only: Iterable[str] = ()) -> dict[str, str]:
-    """Tries each variant (`only`: those named `operation.variant`). Gives the wrong ones with what
-    is wrong; empty when the device can be trusted.
+def run(backend: Backend, only: Iterable[str] = (), repeats: int = 1) -> dict[str, str]:
+    """Tries each variant (`only`: those named `operation.variant`), so many times. Gives the wrong
+    ones with what is wrong; empty when the device can be trusted.
 
     Variants for which the device lacks a feature, or that its limits forbid, are left out.
 
@@ -175,7 +211,7 @@ def run(backend: Backend, only: Iterable[str] = ()) -> dict[str, str]:
     """
     bad: dict[str, str] = {}
     wanted = set(only)
-    for sample in samples():
+    for sample in (s for s in samples() for _ in range(repeats)):
         contract = kernels.op(sample.op)
         name = f"{sample.op}.{sample.variant}"
         if wanted and name not in wanted:

@@ -63,7 +63,11 @@ def open_device(kind: str, config: Mapping[str, Any]) -> Opened:
             want=str(config.get("device") or ""),
             deadline_s=float(config.get("slice_s") or 0),
             verdicts=Path(cache) / "devices" if (cache := config.get("cache")) else None,
-            previous=Previous(str(before.get("how") or ""), bool(before.get("silent"))),
+            previous=Previous(
+                str(before.get("how") or ""),
+                bool(before.get("silent")),
+                dict(before.get("ended_by") or {}),
+            ),
         )
         if taken := holder.claim(holder.open_nodes()):
             backend.close()

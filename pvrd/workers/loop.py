@@ -129,6 +129,8 @@ class Worker:
         if what == "trying":
             self.send({"t": "busy", "on": True, "kernel": name})
             wanted.compiling(name)
+        elif what == "tried":
+            self.send({"t": "busy", "on": True})  # whatever happens now is not its doing
         elif backend is not None:
             self.send({"t": "quarantine", "kernels": devices.quarantined(backend)})
 

@@ -202,6 +202,21 @@ def test_a_compiler_that_does_not_come_back(
         assert {d.device for d in play(client, enlarged())} == {"gpu"}
 
 
+def test_pvrd_remembers_what_the_worker_cannot_write_down(
+    daemon: Start, tmp_path: Path, undisturbed: Any
+) -> None:
+    (tmp_path / "cache").touch()  # where its folder would be
+    hangs = {"deadlines.pipeline_s": 6.0, "debug.faults": ["gpu:compile_hang:swiglu.base"]}
+    running = daemon({**CONFIG, "deadlines.ping_s": 0.2, **hangs})
+    with running.client() as client:
+        running.ready(client, "gpu")
+        with session(client) as where:
+            assert tokens(answer(where)) == tokens(undisturbed)
+        running.ready(client, "gpu", generation=2)
+        reason = "it ended the worker: it did not answer for 6 s"
+        assert quarantined(running, client) == {"swiglu.base": reason}
+
+
 def test_no_wrong_frame_is_given_out(daemon: Start, plant: Plant) -> None:
     old = "y[out4 + o * xs4] = "
     plant("conv3x3", old, old + "(push.rows > 3u ? 0.5 : 0.0) + ")  # more than the self-test's

@@ -177,25 +177,28 @@ class VulkanBackend:
                         self._verdicts.begin(sha, name, "run")
                         wrong = self._try(op, variant)
                 except (InvalidArgument, OutOfMemory):  # these say nothing of the kernel
-                    self._verdicts.restore(sha, name, wrong)
+                    self._verdicts.restore(sha)
                     raise
                 except DeviceLost:
                     raise  # whoever opens the device next knows what lost it
                 except PvrError as e:  # the driver's compiler gave up
                     wrong = str(e)
                 self._verdicts.put(sha, name, wrong)
+                self._report("tried", name, wrong)
             if wrong:
-                self.quarantine(op, variant, wrong)
+                self._pipelines.pop((op, variant), None)
+                self._report("quarantined", name, wrong)
                 raise selftest.Quarantined(self.doubt(op, variant))
         assert made is not None
         return made
 
     def quarantine(self, op: str, variant: str, wrong: str) -> None:
-        """Never uses a variant again; what is recorded with it has to be closed by its owner."""
+        """Uses a variant no more that a check of running work found wrong; what is recorded with it
+        has to be closed by its owner.
+        """
         name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
         self._pipelines.pop((op, variant), None)
-        if self._verdicts.get(sha) != wrong:
-            self._verdicts.put(sha, name, wrong)
+        self._verdicts.put(sha, name, wrong, serving=True)
         self._report("quarantined", name, wrong)
 
     def doubt(self, op: str, variant: str) -> str:
@@ -258,15 +261,17 @@ class VulkanBackend:
 
     def listen(self, report: Report) -> None:
         """`report` is called with `trying`, a kernel's name and "" before the driver's compiler
-        gets it, with `quarantined`, its name and the reason when it is.
+        gets it, with `tried` and what is wrong with it ("": nothing) after its self-test, and with
+        `quarantined` and the reason when it is.
         """
         self._report = report
 
     def _try(self, op: str, variant: str) -> str:
         """Self-test of a variant; what is wrong with it."""
-        name = f"{op}.{variant}"
+        name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
+        repeats = selftest.REPEATS if self._verdicts.doubted(sha) else 1
         try:
-            return self._aside(lambda: selftest.run(self, [name]).get(name, ""))
+            return self._aside(lambda: selftest.run(self, [name], repeats).get(name, ""))
         except BaseException:
             del self._pipelines[op, variant]
             raise

@@ -113,6 +113,38 @@ def test_a_wrong_kernel_is_quarantined_for_good(
 
 
 @gpu
+def test_a_doubted_kernel_is_tried_harder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, calls = selftest.call, []
+
+    def wrong_at_last(backend: Backend, sample: Any) -> dict[str, Any]:
+        calls.append(sample.op)
+        found = call(backend, sample)
+        return {n: a + 1 for n, a in found.items()} if len(calls) == selftest.REPEATS else found
+
+    for wrong in (True, False):
+        backend = VulkanBackend(allow_software=True, verdicts=tmp_path / str(wrong))
+        run_chain(backend)
+        backend.quarantine("swiglu", "base", "while serving 3% was wrong")
+        with pytest.raises(selftest.Quarantined):
+            run_chain(backend)
+        backend.close()
+        again = VulkanBackend(allow_software=True, verdicts=tmp_path / str(wrong))
+        assert again.quarantined() == {}
+        if wrong:
+            with monkeypatch.context() as m:
+                m.setattr(selftest, "call", wrong_at_last)
+                with pytest.raises(selftest.Quarantined, match="is wrong"):
+                    run_chain(again)
+            assert calls == ["swiglu"] * selftest.REPEATS
+        else:
+            run_chain(again)
+        again.close()
+        last = VulkanBackend(allow_software=True, verdicts=tmp_path / str(wrong))
+        assert list(last.quarantined()) == (["swiglu.base"] if wrong else [])
+        last.close()
+
+
+@gpu
 def test_a_kernel_that_the_driver_cannot_compile_is_quarantined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -198,11 +230,58 @@ def test_one_that_passed_before_has_a_second_chance(tmp_path: Path) -> None:
 
 def test_what_says_nothing_of_a_kernel_is_taken_back(tmp_path: Path) -> None:
     info = NullBackend().info
-    verdicts = selftest.Verdicts(info, tmp_path)
     for known in (None, ""):
+        verdicts = selftest.Verdicts(info, tmp_path)
+        if known is not None:
+            verdicts.put("sha", "op.base", known)
         verdicts.begin("sha", "op.base", "compile")
-        verdicts.restore("sha", "op.base", known)
+        verdicts.restore("sha")
         assert selftest.Verdicts(info, tmp_path, HANG).get("sha") == known
+
+
+def test_one_that_was_wrong_while_it_served_is_tried_once_more(tmp_path: Path) -> None:
+    info = NullBackend().info
+    first = selftest.Verdicts(info, tmp_path)
+    first.put("sha", "op.base", "")
+    for _ in range(2):  # two sessions may find it
+        first.put("sha", "op.base", "wrong", serving=True)
+    assert first.get("sha") == "wrong"
+    second = selftest.Verdicts(info, tmp_path)
+    assert (second.get("sha"), second.doubted("sha")) == (None, True)
+    second.begin("sha", "op.base", "compile")
+    second.restore("sha")
+    second.begin("sha", "op.base", "compile")
+    second.begin("sha", "op.base", "run")
+    second.put("sha", "op.base", "")
+    assert second.get("sha") == ""
+    third = selftest.Verdicts(info, tmp_path)
+    third.put("sha", "op.base", "wrong again", serving=True)
+    assert selftest.Verdicts(info, tmp_path).get("sha") == "wrong again"
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_the_second_trial_is_the_last(tmp_path: Path, end: bool) -> None:
+    info = NullBackend().info
+    selftest.Verdicts(info, tmp_path).put("sha", "op.base", "wrong", serving=True)
+    second = selftest.Verdicts(info, tmp_path)
+    second.begin("sha", "op.base", "compile")
+    if not end:
+        second.put("sha", "op.base", "wrong in the self-test")
+    third = selftest.Verdicts(info, tmp_path, ABORT)
+    assert ("ended the worker" if end else "in the self-test") in (third.get("sha") or "")
+    assert selftest.Verdicts(info, tmp_path).get("sha") == third.get("sha")
+
+
+def test_the_supervisor_remembers_what_could_not_be_written(tmp_path: Path) -> None:
+    info, sha = NullBackend().info, kernels.manifest()["swiglu"]["base"]["sha256"]
+    ended_by = {"swiglu.base": "it did not answer for 30 s", "nonsense": "?", "": ""}
+    (tmp_path / "file").touch()
+    previous = selftest.Previous(ended_by=ended_by)
+    for folder in (None, tmp_path / "file" / "below"):
+        found = selftest.Verdicts(info, folder, previous).get(sha)
+        assert found == "it ended the worker: it did not answer for 30 s"
+    selftest.Verdicts(info, tmp_path).put(sha, "swiglu.base", "")  # what was written is better
+    assert selftest.Verdicts(info, tmp_path, previous).get(sha) == ""
 
 
 def test_two_processes_write_one_file(tmp_path: Path) -> None:
@@ -237,8 +316,10 @@ def test_it_is_written_down_before_the_driver_gets_it(tmp_path: Path) -> None:
         run_chain(backend)
     finally:
         backend.close()
-    ((what, name, written),) = found
+    (what, name, written), tried = found
     assert (what, name) == ("trying", "swiglu.base")
     assert list(written.values()) == [
         {"name": "swiglu.base", "trying": "compile", "tries": 1, "passed": False}
     ]
+    assert tried[:2] == ("tried", "swiglu.base")
+    assert list(tried[2].values()) == [{"name": "swiglu.base", "wrong": ""}]
