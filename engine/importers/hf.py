@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -102,6 +103,8 @@ class Folder:
         except OSError as e:
             raise BadModel(f"The model's {name} cannot be opened: {e.strerror}.") from None
         self._stack.callback(os.close, fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise BadModel(f"The model's {name} is no file.")
         return fd
 
     def has(self, name: str) -> bool:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from engine.errors import BadModel
 
+MAX_DIMS = 1 << 12  # of a head
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -51,6 +53,8 @@ def plain(base: float, dims: int, factor: float = 1.0) -> Floats:
     """
     if not 1 <= base < 1e12 or not 1e-3 < factor < 1e6:
         raise BadModel("The model's rope base or factor makes no sense.")
+    if not 2 <= dims <= MAX_DIMS or dims % 2:
+        raise BadModel(f"The model claims {dims} rotated elements, which makes no sense.")
     return base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims) / factor
 
 
@@ -94,13 +98,13 @@ def yarn(
     """
     if original < 1 or not 0 < slow < fast or base <= 1:
         raise BadModel("The model's rope scaling makes no sense.")
+    freqs = plain(base, dims)
 
     def pair(turns: float) -> float:
         return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = max(0, math.floor(pair(fast))), min(dims - 1, math.ceil(pair(slow)))
     ramp = np.clip((np.arange(dims // 2) - first) / max(0.001, last - first), 0, 1)
-    freqs = plain(base, dims)
     return freqs * (1 - ramp) + plain(base, dims, factor) * ramp
 
 

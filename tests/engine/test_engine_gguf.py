@@ -235,7 +235,14 @@ def test_big_endian_and_old_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"kv_heads": 3}, {"rope_dims": 64}, {"dim": 6, "rope_dims": 4}, {"hidden": 48}]
+    "options",
+    [
+        {"kv_heads": 3},
+        {"rope_dims": 64},
+        {"rope_dims": 1 << 30},
+        {"dim": 6, "rope_dims": 4},
+        {"hidden": 48},
+    ],
 )
 def test_impossible_dimensions(tmp_path: Path, tiny: Any, options: dict[str, Any]) -> None:
     path = tiny.write(tmp_path / "m.gguf", "F16", tiny.shape(**options))
