@@ -74,6 +74,11 @@ class Executable(Protocol):
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         """An output (or, for tests, any) buffer to the host: uint8 array, a copy."""
 
+    def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        """As read, but no copy where the host can read the buffer fast as it lies: then the next
+        slice changes it, and it may be written to.
+        """
+
     def run(self, *sequences: str) -> RunStats:
         """One slice: the sequences in order, one submission or one C call.
 

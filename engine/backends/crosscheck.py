@@ -148,6 +148,9 @@ class CheckedExecutable:
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         return self._inner.read(buffer, nbytes, offset)
 
+    def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        return self._inner.look(buffer, nbytes, offset)
+
     def close(self) -> None:
         self._blobs = {}
         self._inner.close()

@@ -104,12 +104,12 @@ class Bands:
             self._planes_done = True
 
     def rows(self, band: int, plane: int) -> Bytes:
-        """The band's rows of an enlarged plane [rows, stride]. Where no tile was computed they mean
-        nothing.
+        """The band's rows of an enlarged plane [rows, stride], until the next slice. Where no tile
+        was computed they mean nothing.
         """
         first, last = self.out_span(band, plane)
         stride = self._out[plane].stride
-        return self.executable.read(f"out{plane}", (last - first) * stride).reshape(-1, stride)
+        return self.executable.look(f"out{plane}", (last - first) * stride).reshape(-1, stride)
 
     def close(self) -> None:
         """Gives the device's memory back."""

@@ -56,6 +56,11 @@ def suits(device: DeviceInfo) -> bool:
     return device.kind == "cpu" or not device.software
 
 
+def fuses(graph: Graph, device: DeviceInfo) -> bool:
+    """Will a network be one call there, where nobody says?"""
+    return suits(device) and fits(graph)
+
+
 def calls(low: Lowering, run: Run) -> list[Call] | None:
     """The network as one call; None where it has to be one a layer."""
     if not low.fuse or not fits(run.graph):

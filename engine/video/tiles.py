@@ -20,8 +20,14 @@ PAD = 64  # floats behind the last tile, read by the last window of a row
 # second cache; on GPUs a dispatch has to fill the device, and a slice has to stay short.
 CPU_TILE = (512, 96)
 GPU_TILE = (240, 128)
+# A large GPU does a frame in some milliseconds if it gets it in one piece: as many rows at once.
+LARGE_GPU_ROWS = 1088
+LARGE_GPU_INVOCATIONS, LARGE_GPU_SHARED = 1024, 48 << 10
 # Floats of the activations of a slice, all tiles together.
 SLICE_FLOATS = 4 << 20
+# Channels of luma's size that a slice has activations of where the luma network is one call: a
+# chroma network's.
+FUSED_CHANNELS = 4
 
 
 @dataclass(frozen=True)
@@ -95,15 +101,22 @@ def plan(
     tile: int = 0,
     sample_bytes: int = 2,
     scale: int = 2,
+    fused: bool = False,
 ) -> Tiling:
     """The cuts for a frame on a device. tile: the side to keep to, 0 for the device's own, or what
-    its bindings and its grid can hold.
+    its bindings and its grid can hold. fused: the luma network is one call.
 
     Cuts are made equal, since a tile at the border costs as much as any other. tw is a multiple of
     8 and th even, so that output words and rows, also of half-size chroma, belong to one tile.
     """
     limits = device.limits
     wide, high = CPU_TILE if device.kind == "cpu" else GPU_TILE
+    held, most = channels, SLICE_FLOATS  # channels of activations, and floats of a slice
+    if fused and device.kind == "gpu":
+        held, most = FUSED_CHANNELS, limits.max_storage_range // 4
+        large = limits.max_workgroup_invocations >= LARGE_GPU_INVOCATIONS
+        if large and limits.max_shared_bytes >= LARGE_GPU_SHARED:
+            high = LARGE_GPU_ROWS
     if tile > 0:
         wide = high = tile
     while True:
@@ -113,7 +126,7 @@ def plan(
             _band_nbytes(one, sample_bytes, scale) <= limits.max_storage_range
             and one.window_rows <= limits.max_workgroup_count[1]
         )
-        if tile > 0 or (rows_fit and one.nbytes(channels) <= limits.max_storage_range):
+        if tile > 0 or (rows_fit and one.nbytes(held) <= limits.max_storage_range):
             break
         if high > 2 and (not rows_fit or high >= wide or wide <= 8):
             high = max(2, min(high, th) // 2)
@@ -121,10 +134,10 @@ def plan(
             wide = max(8, min(wide, tw) // 2)
         else:
             break  # nothing is left to cut; lowering says what does not fit
-    largest = min(SLICE_FLOATS, limits.max_storage_range // 4 - PAD)
+    largest = min(most, limits.max_storage_range // 4 - PAD)
     # conv3x3 has a group of the z axis for each four or eight channels of a tile.
-    deep = limits.max_workgroup_count[2] // max(1, channels // 4)
-    batch = max(1, min(one.columns, largest // one.floats(channels), deep))
+    deep = limits.max_workgroup_count[2] // max(1, held // 4)
+    batch = max(1, min(one.columns, largest // one.floats(held), deep))
     if device.kind == "cpu":
         batch = 1  # one tile at a time is what fits the cache
     return Tiling(width, height, halo, channels, tw, th, batch)

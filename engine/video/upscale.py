@@ -18,6 +18,7 @@ from engine.errors import InvalidArgument
 from engine.video import plain
 from engine.video.bands import Bands, Source
 from engine.video.frames import Bytes, FrameFormat, Plane, samples
+from engine.video.fused import fuses
 from engine.video.network import FILTER_REACH, VideoModel
 from engine.video.spare import Spare
 from engine.video.tiles import plan
@@ -98,7 +99,8 @@ class VideoPipeline:
         networks = model.networks
         self.format, self.out_format = fmt, fmt.scaled(model.scale)
         sizes = (fmt.width, fmt.height, networks.halo, networks.widest)
-        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes, model.scale)
+        fused = fuses(networks.luma, backend.info)
+        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes, model.scale, fused)
         self.overlap = networks.halo
         self._own = CPU if backend.info.kind == "cpu" else GPU
         self._bands = Bands(backend, model, fmt, self.tiling)

@@ -117,7 +117,12 @@ class FaultyExecutable:
         self._inner.write(buffer, data, offset)
 
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
-        data = self._inner.read(buffer, nbytes, offset)
+        return self._doubtful(self._inner.read(buffer, nbytes, offset))
+
+    def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        return self._doubtful(self._inner.look(buffer, nbytes, offset))
+
+    def _doubtful(self, data: Array) -> Array:
         if self._faults.due("nan"):
             return np.full_like(data, 0xFF)  # all bits set is NaN in f16 and f32
         return data

@@ -246,6 +246,13 @@ class VulkanExecutable:
         placed, _ = self._range(buffer, nbytes, offset)
         return self._backend._download(placed, nbytes, offset)
 
+    def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        placed, buf = self._range(buffer, nbytes, offset)
+        if buf.kind != "output" or placed.mapped is None or not self._backend._plan.readback.cached:
+            return self.read(buffer, nbytes, offset)
+        self._backend._counters["bytes_read_back"] += nbytes
+        return placed.mapped[offset : offset + nbytes]
+
     def run(self, *sequences: str) -> RunStats:
         if self._closed:
             raise InvalidArgument("the executable is closed")
