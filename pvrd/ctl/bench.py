@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pvrd.ctl import common, errors, output
@@ -40,12 +38,11 @@ def run(args: argparse.Namespace) -> int:
     command += [f"--op={args.op}"] if args.op else []
     for given in ("allow_software", "quick", "json"):
         command += [f"--{given.replace('_', '-')}"] if getattr(args, given) else []
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    # A program of its own: pvrctl imports nothing of the engine. Lines come as they are measured.
+    command, env = common.engine_program("engine.bench", command)
+    # Lines come as they are measured.
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "engine.bench", *command],
-        env={**os.environ, "PYTHONPATH": f"{root}:{path}" if path else root},
+        command,
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

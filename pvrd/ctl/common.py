@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pvrd.ctl import errors, output
@@ -80,6 +82,15 @@ def from_environment(name: str) -> str | None:
     """An option's value from its twin in the environment, for argparse to check as if it were
     given."""
     return os.environ.get(name) or None
+
+
+def engine_program(module: str, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of `python -m MODULE`, for what pvrctl, which imports nothing of the
+    engine, has done by a program of its own."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    path = os.environ.get("PYTHONPATH", "")
+    env = {**os.environ, "PYTHONPATH": f"{root}:{path}" if path else root}
+    return [sys.executable, "-P", "-m", module, *arguments], env
 
 
 def number(value: float) -> float | int:

@@ -28,6 +28,7 @@ COMMANDS = {
     "classify": "which of some labels fits a text",
     "embed": "vectors for texts, to compare them by",
     "upscale": "enlarge a y4m clip or a PNG or JPEG picture",
+    "compare": "show what enlarging does to a picture, beside bicubic and the truth",
     "config": "show or change the configuration",
     "stats": "counters of the daemon and its devices",
     "shader": "whether a compute shader would run on a device, and why not",

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pvrd import fds
@@ -15,6 +17,7 @@ from pvrd.y4m import write_all
 if TYPE_CHECKING:
     import argparse
 
+    from pvrd.client import Client
     from pvrd.ctl.target import Target
 
 LARGEST = 1 << 30
@@ -48,43 +51,60 @@ def sealed_copy(source: int, seen: bytes) -> int:
     return memory
 
 
+def wishes(args: argparse.Namespace, wanted: str) -> dict[str, Any]:
+    """The options of Upscale that every command has."""
+    return {
+        "scale": args.scale,
+        "out_width": args.size and args.size[0],
+        "out_height": args.size and args.size[1],
+        "model": args.model,
+        "format": wanted,
+        "device": args.device,
+        "priority": args.priority,
+    }
+
+
+@contextlib.contextmanager
+def enlarged(
+    client: Client, picture: int, settings: dict[str, Any]
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Enlarges the picture in a sealed memfd: what the daemon says of it, and the memfd of the
+    result.
+    """
+    meter = output.Progress("upscaling")
+    progress, result = client.upscale(picture, settings)
+    try:
+        end: dict[str, Any] = {}
+        for event in progress:
+            if event.get("type") == "progress":
+                done, total = float(event.get("done", 0)), float(event.get("total", 0))
+                meter.update(done, total or None, "tiles")
+            else:
+                end = event
+        meter.clear()
+        yield end, result
+    finally:
+        meter.clear()
+        progress.close()
+        os.close(result)
+
+
 def enlarge_picture(
     args: argparse.Namespace, source: int, seen: bytes, wanted: str, target: Target
 ) -> dict[str, Any]:
     """Enlarges the picture; returns the object of `--json upscale`, with one frame."""
     picture = sealed_copy(source, seen)
     settings = {
-        "scale": args.scale,
-        "out_width": args.size and args.size[0],
-        "out_height": args.size and args.size[1],
+        **wishes(args, wanted),
         "tile": args.tile,
         "overlap": args.overlap,
         "tile_map": bool(args.debug_tiles),
-        "model": args.model,
-        "format": wanted,
-        "device": args.device,
-        "priority": args.priority,
     }
-    meter = output.Progress("upscaling")
     began = time.monotonic()
     try:
         with common.client(args) as client:
-            progress, result = client.upscale(picture, settings)
-            try:
-                end: dict[str, Any] = {}
-                for event in progress:
-                    if event.get("type") == "progress":
-                        meter.update(
-                            float(event.get("done", 0)),
-                            float(event.get("total", 0)) or None,
-                            "tiles",
-                        )
-                    else:
-                        end = event
-                _copy(result, target)
-            finally:
-                progress.close()
-                os.close(result)
+            with enlarged(client, picture, settings) as (end, result):
+                copy(result, target)
             width, height = int(end.get("width", 0)), int(end.get("height", 0))
             if args.debug_tiles:
                 draw(str(end.get("tile_map", "")), width, height, args.debug_tiles)
@@ -108,11 +128,11 @@ def enlarge_picture(
                 "format": end.get("format", wanted),
             }
     finally:
-        meter.clear()
         os.close(picture)
 
 
-def _copy(memory: int, target: Target) -> None:
+def copy(memory: int, target: Target) -> None:
+    """What a memfd holds to the output."""
     offset = 0
     while piece := os.pread(memory, _PIECE, offset):
         target.write([memoryview(piece)])

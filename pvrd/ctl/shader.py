@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pvrd.ctl import common, errors, output
@@ -59,11 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
 def engine_shader(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """`python -m engine.shader`, a program of its own: pvrctl imports nothing of the engine."""
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
+    command, env = common.engine_program("engine.shader", arguments)
     return subprocess.run(
-        [sys.executable, "-P", "-m", "engine.shader", *arguments],
-        env={**os.environ, "PYTHONPATH": f"{root}:{path}" if path else root},
+        command,
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

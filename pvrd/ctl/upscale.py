@@ -119,17 +119,26 @@ def sniff(fd: int) -> tuple[str, bytes]:
     )
 
 
-def _open_input(name: str) -> int:
-    if name == "-":
-        return 0
+def open_input(name: str) -> tuple[int, str, bytes]:
+    """The input, its kind, and the bytes that were read to see that.
+
+    Raises:
+        CtlError: it cannot be read, or is none that pvrctl takes.
+    """
+    source = 0
     try:
-        return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        if name != "-":
+            source = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        return source, *sniff(source)
     except OSError as error:
-        raise errors.CtlError(
-            f"{output.plain(name)}: {os.strerror(error.errno or 0)}.",
-            errors.BAD_INPUT,
-            "InvalidArgument",
-        ) from error
+        sentence = f"{output.plain(name)}: {os.strerror(error.errno or 0)}."
+        failure = errors.CtlError(sentence, errors.BAD_INPUT, "InvalidArgument")
+        failure.__cause__ = error
+    except errors.CtlError as error:
+        failure = error
+    if source:
+        os.close(source)
+    raise failure
 
 
 def out_format(given: str | None, name: str, kind: str) -> str:
@@ -164,16 +173,8 @@ def run(args: argparse.Namespace) -> int:
             )
     if not args.input or not args.output:
         raise errors.CtlError("IN and OUT have to be named.", errors.USAGE, "InvalidArgument")
-    source = _open_input(args.input)
+    source, kind, seen = open_input(args.input)
     try:
-        try:
-            kind, seen = sniff(source)
-        except OSError as error:
-            raise errors.CtlError(
-                f"{output.plain(args.input)}: {os.strerror(error.errno or 0)}.",
-                errors.BAD_INPUT,
-                "InvalidArgument",
-            ) from error
         wanted = out_format(args.format, args.output, kind)
         with Target(args.output, source) as target:
             if kind == "y4m":
