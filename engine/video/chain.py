@@ -18,9 +18,9 @@ from engine.backends.cpu import CpuBackend
 from engine.errors import InvalidArgument
 from engine.video.bands import Source
 from engine.video.frames import Bytes, FrameFormat, empty
-from engine.video.network import VideoModel
+from engine.video.kinds import Model, Pipeline, pipeline
 from engine.video.resample import Resampler
-from engine.video.upscale import Sink, VideoPipeline
+from engine.video.upscale import Sink
 
 MOST = 8  # times as wide or high a result may be as what it is made of
 
@@ -49,7 +49,7 @@ def size_of(fmt: FrameFormat, scale: float, width: int = 0, height: int = 0) -> 
     return width, height
 
 
-def choose(models: Sequence[VideoModel], fmt: FrameFormat, out: FrameFormat) -> list[VideoModel]:
+def choose(models: Sequence[Model], fmt: FrameFormat, out: FrameFormat) -> list[Model]:
     """The models, from a family of several scales, that take frames to a size one after the other:
     as few as can be, then as little too large as can be, the smaller scale first, since it costs
     less there. Where none reach it, those that come nearest.
@@ -58,7 +58,7 @@ def choose(models: Sequence[VideoModel], fmt: FrameFormat, out: FrameFormat) -> 
     by_scale = sorted({m.scale: m for m in reversed(models)}.items())
     chains = [c for n in (1, 2, 3) for c in combinations_with_replacement(by_scale, n)]
 
-    def rank(chain: tuple[tuple[int, VideoModel], ...]) -> tuple[bool, float, int]:
+    def rank(chain: tuple[tuple[int, Model], ...]) -> tuple[bool, float, int]:
         product = prod(scale for scale, _ in chain)
         if product < ratio:
             return True, -product, 0
@@ -67,7 +67,7 @@ def choose(models: Sequence[VideoModel], fmt: FrameFormat, out: FrameFormat) -> 
     return [model for _, model in min(chains, key=rank)]
 
 
-def sizes(models: Sequence[VideoModel], fmt: FrameFormat, out: FrameFormat) -> list[FrameFormat]:
+def sizes(models: Sequence[Model], fmt: FrameFormat, out: FrameFormat) -> list[FrameFormat]:
     """The formats of a frame on its way, the first and the last one included."""
     found = [fmt]
     for model in models:
@@ -90,7 +90,7 @@ class Enlarger:
     def __init__(
         self,
         backend: Backend,
-        models: Sequence[VideoModel],
+        models: Sequence[Model],
         fmt: FrameFormat,
         out: FrameFormat,
         tile: int = 0,
@@ -108,20 +108,19 @@ class Enlarger:
         memory.admit({"frames between": between_nbytes(formats)})
         self.format, self.out_format = fmt, out
         self._backend = backend
-        self._networks: list[VideoPipeline] = []
+        self._networks: list[Pipeline] = []
         self._resampler: Resampler | None = None
         self._quick: Resampler | None = None
         try:
             for model, given in zip(models, formats, strict=False):
-                self._networks.append(
-                    VideoPipeline(backend, model, given, tile, overlap, unchanged)
-                )
+                options = (tile, overlap, unchanged)
+                self._networks.append(pipeline(backend, model, given, *options))
             if len(formats) > len(models) + 1:
                 self._resampler = Resampler(backend, formats[-2], out)
         except BaseException:
             self.close()
             raise
-        self._steps: list[VideoPipeline | Resampler] = [*self._networks]
+        self._steps: list[Pipeline | Resampler] = [*self._networks]
         if self._resampler is not None:
             self._steps.append(self._resampler)
         self._between = [empty(given) for given in formats[1:-1]]

@@ -117,12 +117,12 @@ def _codes(fmt: FrameFormat) -> tuple[float, float, float, float]:
 
 
 def _colours(fmt: FrameFormat) -> tuple[Tones, Shades]:
-    if fmt.matrix == "rgb":
+    if fmt.matrix == "rgb" and "full" in fmt.roles:
         top = float((1 << fmt.depth) - 1)
         rows = np.eye(3)
         tones: Tones = {k: ((*(rows[k] / top), *_NONE),) for k in range(3)}
         return tones, {k: ((*(rows[k] * top), *_NONE), 0.0) for k in range(3)}
-    kr, kb = MATRICES[fmt.matrix or ("709" if fmt.height >= HIGH else "601")]
+    kr, kb = MATRICES.get(fmt.matrix) or MATRICES["709" if fmt.height >= HIGH else "601"]
     kg = 1 - kr - kb
     black, luma, middle, chroma = _codes(fmt)
     to_y = np.array([kr, kg, kb])
@@ -142,7 +142,7 @@ def _colours(fmt: FrameFormat) -> tuple[Tones, Shades]:
     if "pairs" in fmt.roles:
         tones[1] = (u, v)
         shades[1] = ((*shade_u, *shade_v), middle)
-    elif len(fmt.roles) >= 3:
+    elif "half" in fmt.roles or "full" in fmt.roles:
         tones |= {1: (u,), 2: (v,)}
         shades |= {1: ((*shade_u, *_NONE), middle), 2: ((*shade_v, *_NONE), middle)}
     return tones, shades

@@ -97,7 +97,7 @@ def aligned(net: Net) -> Net:
     if not forms[output].plain:
         nodes.append(move(output, 0, values[output].channels, f"{output}.moved", "output"))
         output = f"{output}.moved"
-    note = f"{len(nodes) - len(net.nodes)} convolutions that move channels"
+    note = f"{len(moved)} values whose channels are moved"
     return changed(net, "aligned", note, nodes, values=values, arrays=arrays, output=output).check()
 
 

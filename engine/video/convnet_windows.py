@@ -43,6 +43,16 @@ class Windows:
     columns: tuple[Cut, ...]
 
     @property
+    def tw(self) -> int:
+        """Samples across of what a window gives (the last one less)."""
+        return self.columns[0].end
+
+    @property
+    def th(self) -> int:
+        """Rows of what a window gives."""
+        return self.rows[0].end
+
+    @property
     def tiles(self) -> int:
         return len(self.rows) * len(self.columns)
 

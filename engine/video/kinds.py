@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine import pvrm
@@ -49,6 +49,12 @@ def inspect(fd: int) -> dict[str, Any]:
         BadModel, UnsupportedModel
     """
     return network.inspect(fd) if _own(fd) else convnet.inspect(fd)
+
+
+def matrix_for(models: Sequence[Model]) -> str:
+    """The matrix of pictures' planes: "rgb" (none) where all networks want red, green and blue."""
+    colours = all(isinstance(m, ConvModel) and m.colours == 3 for m in models)
+    return "rgb" if colours else ""
 
 
 def pipeline(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One picture, from file to file, in slices: luma by the network, chroma at full size by the
-learned filter, alpha plainly.
+learned filter, alpha plainly. Networks of three channels see red, green and blue as they are.
 
 Inside, planes have 16 bits, so that the way through YCbCr costs an 8-bit picture nothing. Decoding
 and JPEG encoding run on a thread of their own, without the GIL, so that the caller's loop stays
@@ -22,7 +22,7 @@ from engine.errors import InvalidArgument
 from engine.video import picture_files
 from engine.video.chain import Enlarger, between_nbytes, choose, size_of, sizes
 from engine.video.frames import Bytes, FrameFormat, samples
-from engine.video.network import VideoModel
+from engine.video.kinds import Model, matrix_for
 from engine.video.picture_files import Picture, PngWriter
 
 F32 = npt.NDArray[np.float32]
@@ -76,15 +76,15 @@ class _Threaded(Generic[T]):
 
 
 class _Rows:
-    """Source of a picture's planes: rows are taken to YCbCr (or gray) and alpha of 16 bits as they
-    are asked for.
+    """Source of a picture's planes: rows are taken to YCbCr (or gray, or left red, green and blue)
+    and alpha of 16 bits as they are asked for.
     """
 
     def __init__(self, pixels: npt.NDArray[Any], fmt: FrameFormat) -> None:
         self._pixels = pixels
         self._strides = [p.stride for p in fmt.planes()]
         self._scale = 1.0 if pixels.dtype == np.uint8 else 1 / _DEEP
-        self._colours = 3 if pixels.shape[2] >= 3 else 1
+        self._colours = 3 if pixels.shape[2] >= 3 and fmt.matrix != "rgb" else 1
 
     def rows(self, plane: int, begin: int, end: int) -> Bytes:
         part = self._pixels[begin:end]
@@ -103,7 +103,7 @@ class _Band:
 
     def __init__(self, fmt: FrameFormat, deep: bool) -> None:
         self._width = fmt.width
-        self._colour = fmt.pixel.startswith("i444")
+        self._colour = fmt.pixel.startswith("i444") and fmt.matrix != "rgb"
         self._deep = deep
         self._begin = 0
         self._planes: list[npt.NDArray[np.uint16]] = []
@@ -141,7 +141,7 @@ class PictureJob:
     def __init__(
         self,
         backend: Backend,
-        models: Sequence[VideoModel],
+        models: Sequence[Model],
         data: bytes,
         settings: Mapping[str, Any],
     ) -> None:
@@ -265,7 +265,7 @@ class PictureJob:
     ) -> Iterator[None]:
         height, width, channels = picture.pixels.shape
         pixel = {1: "gray", 2: "graya", 3: "i444", 4: "i444a"}[channels]
-        fmt = FrameFormat(width, height, pixel, 16, "centre", True)
+        fmt = FrameFormat(width, height, pixel, 16, "centre", True, matrix_for(self._models))
         out = fmt.sized(self.width, self.height)
         pipeline = Enlarger(self._backend, self._models, fmt, out, self._tile)
         self._pipeline, self.tile_size = pipeline, pipeline.tile_size

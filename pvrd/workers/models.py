@@ -12,10 +12,10 @@ from typing import Any
 from engine import pvrm
 from engine.backends.base import Backend
 from engine.errors import PvrError, UnsupportedModel
+from engine.importers import convnets
 from engine.text import compiled as text_models
 from engine.text.model import TextModel
-from engine.video import network
-from engine.video.network import VideoModel
+from engine.video import kinds
 
 PROGRESS_S = 0.1
 
@@ -32,7 +32,7 @@ class UnknownModel(PvrError):
 class Loaded:
     """A model on the device and how many use it."""
 
-    model: TextModel | VideoModel
+    model: TextModel | kinds.Model
     users: int = 0
     unwanted: bool = False
 
@@ -82,10 +82,10 @@ class Models:
 
     def _open(
         self, message: Mapping[str, Any], fd: int, progress: Callable[[float], None]
-    ) -> TextModel | VideoModel:
+    ) -> TextModel | kinds.Model:
         cache, force = str(message.get("cache") or ""), bool(message.get("force"))
         if message.get("kind") == "video":
-            return VideoModel.load(fd, self.backend, progress)
+            return kinds.load(fd, cache, self.backend, progress, force)
         chunk = int(self.config.get("chunk") or 0)
         return TextModel.load(fd, cache, self.backend, progress, chunk=chunk, force=force)
 
@@ -95,8 +95,11 @@ class Models:
         Raises:
             BadModel, UnsupportedModel
         """
-        if pvrm.is_compiled(fd) and pvrm.Pvrm.open(fd).metadata.get("kind") == "video":
-            return network.inspect(fd)
+        if pvrm.is_compiled(fd):
+            if pvrm.Pvrm.open(fd).metadata.get("kind") == "video":
+                return kinds.inspect(fd)
+        elif convnets.kind(fd):
+            return kinds.inspect(fd)
         return text_models.inspect(fd)
 
     def text(self, key: str) -> TextModel:
@@ -110,14 +113,14 @@ class Models:
             raise UnsupportedModel("The model is not for text.")
         return model
 
-    def video(self, key: str) -> VideoModel:
+    def video(self, key: str) -> kinds.Model:
         """A loaded video model, for a moment.
 
         Raises:
             UnknownModel, UnsupportedModel
         """
         model = self._entry(key).model
-        if not isinstance(model, VideoModel):
+        if isinstance(model, TextModel):
             raise UnsupportedModel("The model is not for video.")
         return model
 
