@@ -356,13 +356,17 @@ class Lowering:
                 self._buffer(name, nbytes, "state")
         return [Binding(name) for name in names]
 
+    def _table(self, node: Node, context: int) -> Binding:
+        """The positions of a session in its rotary table, which is as long as the model's longest
+        context. Some models have one of their own for long contexts.
+        """
+        long = len(node.weights) > 1 and context > node.int("short_context")
+        return Binding(node.weights[int(long)], 0, context * node.int("rope_dims") * 4)
+
     def _rope_kv(self, node: Node) -> None:
         qkv = self._out(node, self._where[node.inputs[0]])
-        long = len(node.weights) > 1 and self._context > node.int("short_context")
-        # The tables are as long as the model's longest context.
-        table = Binding(node.weights[int(long)], 0, self._context * node.int("rope_dims") * 4)
         neox = int(bool(node.attrs["neox"]))
-        bindings = [qkv, table, *self._caches(node)]
+        bindings = [qkv, self._table(node, self._context), *self._caches(node)]
         rope_dims = node.int("rope_dims")
         push = {**self._sizes(node), "rope_dims": rope_dims, "neox": neox}
         self._call("rope_kv", bindings, self._kv, "", push)

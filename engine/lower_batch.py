@@ -23,7 +23,7 @@ from kernels.topk.op import RECORD_WORDS
 ALIGN = 256  # of what a binding may begin at
 RECORD_STRIDE = -(-RECORD_WORDS * 4 // ALIGN) * ALIGN
 
-_BY_LANE = ("rope_kv", "attention_decode", "topk")
+_BY_LANE = ("rope_kv", "attention_decode", "softcap", "topk")
 
 
 class NoBatch(ValueError):
@@ -69,6 +69,7 @@ class _Batch(Lowering):
         self._contexts, self._forms = contexts, forms
         self._rows: dict[str, int] = {}  # bytes of a lane's row of a buffer
         self._ldy = 0
+        self._turned: Node | None = None  # the node whose calls are made
 
     def program(self) -> Program:
         whole = super().program()
@@ -95,6 +96,10 @@ class _Batch(Lowering):
         self._ldy = _padded(n) if self._in_head else n
         super()._linear(node)
 
+    def _rope_kv(self, node: Node) -> None:
+        self._turned = node
+        super()._rope_kv(node)
+
     def _call(
         self, op: str, bindings: list[Binding], fmt: str | None, only: str, push: dict[str, float]
     ) -> None:
@@ -111,6 +116,8 @@ class _Batch(Lowering):
         for lane, context in enumerate(self._contexts):
             own = {**push, "ctx": context} if "ctx" in push else push
             at = [self._lane(b, lane, own) for b in bindings]
+            if op == "rope_kv" and self._turned is not None:
+                at[1] = self._table(self._turned, context)
             form = self._forms[lane] if fmt else None  # those with a form have that of the caches
             self._add(op, at, form, own, sequence, 1, params_at(lane))
 
