@@ -2,7 +2,7 @@
 // Stage 0: a workgroup finds the 64 best of 1024 logits: the 64th key by bisection over its bits,
 // then whatever lies above (and of the equals the first), then a sort of those 64 by counting.
 // Stage 1: one workgroup merges the sorted lists. Grid: v / 1024 over x, or 1.
-// By workgroups of 32 (narrow.glsl) or, with WIDE, of 256 (broad.glsl).
+// By workgroups of 32 (topk_narrow.glsl) or, with WIDE, of 256 (topk_broad.glsl).
 #version 450
 #if defined(WIDE_SUBGROUP)
 #extension GL_KHR_shader_subgroup_basic : require
@@ -32,9 +32,9 @@ float value_of(uint key) { return uintBitsToFloat((key >> 31) != 0u ? key & 0x7f
 float weight_of(float x, float top) { return x == top ? 1.0 : exp(x - top); }
 
 #if defined(WIDE)
-#include "broad.glsl"
+#include "topk_broad.glsl"
 #else
-#include "narrow.glsl"
+#include "topk_narrow.glsl"
 #endif
 
 void main() {

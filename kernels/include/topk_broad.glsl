@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both stages by workgroups of 256. Stage 1 first finds the 64 lists with the greatest heads (of
+// Both stages of topk by workgroups of 256. Stage 1 first finds the 64 lists with the greatest heads (of
 // equals the first): each has an entry that comes before all of the others', so no other list
 // counts. Of their 4096 entries it takes the best as stage 0 does of 1024 logits.
 #include "wide.glsl"

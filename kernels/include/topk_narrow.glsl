@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both stages by workgroups of 32. In stage 1 an invocation keeps the best head of its lists, and 64
-// rounds take the best of all; with WIDE_SUBGROUP by subgroup arithmetic, as the sums of stage 0.
+// Both stages of topk by workgroups of 32. In stage 1 an invocation keeps the best head of its lists,
+// and 64 rounds take the best of all; with WIDE_SUBGROUP by subgroup arithmetic, as the counts of
+// stage 0.
+
 // Stage 0: keys, a word of padding for each 32. Stage 1: the heads of the lists.
 shared uint keys[2048];
 shared uint reduced[2][32];
