@@ -26,7 +26,7 @@ from engine.backends.base import Array, Backend
 from engine.backends.cpu import CpuBackend
 from engine.backends.devices import NoDevice
 from engine.bench_cases import Case, cases, operations
-from engine.bench_probe import Rates
+from engine.bench_probe import Rates, Starts
 from engine.errors import DeviceLost, PvrError
 from engine.program import Binding, Buffer, Call, Program
 from kernels.contract import PARAM_WORDS
@@ -212,9 +212,21 @@ def _intro(backend: Backend, rates: Rates) -> str:
         f"A dispatch in a recorded chain costs {_time(rates.dispatch_s)},"
         f" {'a call of the library' if info.kind == 'cpu' else 'a submission with its fence'}"
         f" {_time(rates.submission_s)}.\n"
+        f"{_starts(rates.starts)}"
         f"Time is measured by {clock}; MB, MFLOP and shares are estimates from the shapes, and what"
         " bounds a call is said from both shares together. A share is above 100% where a cache"
         " answers, or where int8 arithmetic is faster than float32.\n"
+    )
+
+
+def _starts(starts: Starts | None) -> str:
+    if starts is None:
+        return ""
+    return (
+        f"To start {starts.width} invocations costs {_time(starts.dispatch_s)} as a dispatch,"
+        f" {_time(starts.draw_s)} as a draw to {starts.width}x1 pixels ({starts.ratio:.2f} of it);"
+        f" where each waits for the one before, {_time(starts.dispatch_in_turn_s)} and"
+        f" {_time(starts.draw_in_turn_s)} ({starts.ratio_in_turn:.2f}).\n"
     )
 
 

@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a device can do at best, measured: its copy and arithmetic rates, the cost of a start.
 
-A GPU copies a buffer by its own command and runs a chain of multiply-adds, a shader that is put
-together here since it belongs to no operation. A CPU copies arrays and multiplies matrices with
-numpy, all threads at once.
+A GPU copies a buffer by its own command and runs a chain of multiply-adds. A CPU copies arrays and
+multiplies matrices with numpy, all threads at once.
 """
 
 from __future__ import annotations
 
 import statistics
-import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 import kernels
+from engine import bench_shaders
 from engine.backends.base import Backend, Executable, RunStats
+from engine.bench_shaders import FMA_OPERATIONS
+from engine.errors import PvrError
 from engine.program import Binding, Buffer, Call, Program
 from kernels.contract import PARAM_WORDS
 
@@ -29,16 +31,32 @@ if TYPE_CHECKING:
     from engine.backends.vulkan.backend import VulkanBackend
 
 COPY_BYTES = 64 << 20
-CHAINS, UNROLL, LOOPS = 4, 4, 256  # vec4 each
-FMA_OPERATIONS = LOOPS * CHAINS * UNROLL * 4 * 2  # of an invocation
 _MOST_GROUPS = 65535
 _DISPATCHES = 128
+_ROW = 64  # invocations and pixels whose starts are compared
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Seconds that a dispatch over `width` invocations costs in a recorded chain, and a draw of one
+    triangle over a target of `width` x 1 pixels of float32; `in_turn`: when each waits for the one
+    before, as operations do whose results the next one needs.
+    """
+
+    width: int
+    dispatch_s: float
+    draw_s: float
+    dispatch_in_turn_s: float
+    draw_in_turn_s: float
+    ratio: float  # of a draw to a dispatch
+    ratio_in_turn: float
 
 
 @dataclass(frozen=True)
 class Rates:
     """Bytes (read and written) and operations a second; seconds of a dispatch in a recorded chain,
-    and of a submission with one, its fence waited for. `clock`: timestamps or wall.
+    and of a submission with one, its fence waited for. `clock`: timestamps or wall. `starts`: None
+    where there is no queue that draws.
     """
 
     copy: float
@@ -47,6 +65,7 @@ class Rates:
     dispatch_s: float
     submission_s: float
     clock: str
+    starts: Starts | None = None
 
 
 def measure(backend: Backend, quick: bool = False) -> Rates:
@@ -59,15 +78,15 @@ def measure(backend: Backend, quick: bool = False) -> Rates:
     if backend.info.kind == "cpu":
         threads = int(backend.info.properties.get("threads", 1))
         copy, arithmetic = _cpu_copy(threads, budget), _cpu_arithmetic(budget)
-        by = "a float32 matrix product of numpy"
+        by, starts = "a float32 matrix product of numpy", None
     else:
         from engine.backends.vulkan.backend import VulkanBackend
 
         assert isinstance(backend, VulkanBackend)
         copy, arithmetic = _gpu_copy(backend, budget), fma(backend, budget)[0]
-        by = "a chain of float32 multiply-adds"
+        by, starts = "a chain of float32 multiply-adds", draws(backend, budget)
     dispatch, submission, clock = _starts(backend, budget)
-    return Rates(copy, arithmetic, by, dispatch, submission, clock)
+    return Rates(copy, arithmetic, by, dispatch, submission, clock, starts)
 
 
 def seconds(stats: RunStats) -> float:
@@ -161,7 +180,7 @@ def fma(backend: VulkanBackend, budget_s: float) -> tuple[float, float]:
         params = backend._place(stack, {"": 4 * PARAM_WORDS}, "upload")[""]
         backend._zero(target)
         layout = device.layout(1, 0)
-        pipeline = device.pipeline("the probe", fma_shader(), layout)
+        pipeline = device.pipeline("the probe", bench_shaders.fma_shader(), layout)
         sets = device.descriptors(stack, params, [(layout, 0, [(target, 0, nbytes)])])
         while True:
             command = device.commands(stack, 1)[0]
@@ -211,116 +230,47 @@ def _starts(backend: Backend, budget_s: float) -> tuple[float, float, str]:
     return max(many - one, 0.0) / _DISPATCHES, submission, clock
 
 
-# --- the chain of multiply-adds as SPIR-V
+def draws(backend: VulkanBackend, budget_s: float) -> Starts | None:
+    """A dispatch beside a draw; None where the device's queue draws nothing.
 
-
-class _Module:
-    """Instructions in order, ids given out as they are wanted."""
-
-    def __init__(self) -> None:
-        self.words: list[int] = []
-        self.bound = 1
-
-    def id(self) -> int:
-        self.bound += 1
-        return self.bound - 1
-
-    def put(self, opcode: int, *operands: int) -> None:
-        self.words += [len(operands) + 1 << 16 | opcode, *operands]
-
-    def make(self, opcode: int, kind: int, *operands: int) -> int:
-        """An instruction with a type and a result."""
-        out = self.id()
-        self.put(opcode, kind, out, *operands)
-        return out
-
-    def type(self, opcode: int, *operands: int) -> int:
-        out = self.id()
-        self.put(opcode, out, *operands)
-        return out
-
-    def code(self) -> bytes:
-        words = [0x07230203, 0x00010300, 0, self.bound, 0, *self.words]
-        return struct.pack(f"<{len(words)}I", *words)
-
-
-def _string(text: str) -> Sequence[int]:
-    raw = text.encode() + b"\0"
-    return struct.unpack(f"<{-(-len(raw) // 4)}I", raw.ljust(-(-len(raw) // 4) * 4, b"\0"))
-
-
-def fma_shader() -> bytes:
-    """SPIR-V 1.3: `a[i]` = the sum of CHAINS vec4 that began near it and were `x / 2 + 1` LOOPS *
-    UNROLL times, which makes 2 of every number; workgroups of 32, binding 1.
+    Raises:
+        PvrError: one of the two gave something else than the numbers from 0 up.
     """
-    m = _Module()
-    ext, main, gid, array, block, buf = (m.id() for _ in range(6))
-    m.put(17, 1)  # Capability Shader
-    m.put(11, ext, *_string("GLSL.std.450"))
-    m.put(14, 0, 1)  # MemoryModel Logical GLSL450
-    m.put(15, 5, main, *_string("main"), gid)  # EntryPoint GLCompute
-    m.put(16, main, 17, 32, 1, 1)  # LocalSize
-    m.put(71, gid, 11, 28)  # BuiltIn GlobalInvocationId
-    m.put(71, array, 6, 4)  # ArrayStride
-    m.put(71, block, 2)  # Block
-    m.put(72, block, 0, 35, 0)  # Offset
-    m.put(71, buf, 34, 0)  # DescriptorSet
-    m.put(71, buf, 33, 1)  # Binding
-    void = m.type(19)
-    function = m.type(33, void)
-    boolean, uint, real = m.type(20), m.type(21, 32, 0), m.type(22, 32)
-    vec4, uvec3 = m.type(23, real, 4), m.type(23, uint, 3)
-    m.put(29, array, real)
-    m.put(30, block, array)
-    block_p, real_p, in_p = m.type(32, 12, block), m.type(32, 12, real), m.type(32, 1, uvec3)
-    m.put(59, in_p, gid, 1)
-    m.put(59, block_p, buf, 12)
-    zero, one, loops = (m.make(43, uint, n) for n in (0, 1, LOOPS))
+    from engine.backends.vulkan import api
 
-    def splat(value: float) -> int:
-        (bits,) = struct.unpack("<I", struct.pack("<f", value))
-        scalar = m.make(43, real, bits)
-        return m.make(44, vec4, *[scalar] * 4)
+    device = backend._device
+    if not device.draws:
+        return None
+    with ExitStack() as stack:
+        nbytes = 4 * _ROW
+        made = backend._place(stack, {"computed": nbytes, "drawn": nbytes}, "device")
+        params = backend._place(stack, {"": 4 * PARAM_WORDS}, "upload")[""]
+        layout = device.layout(1, 0)
+        pipeline = device.pipeline("the probe", bench_shaders.index_shader(), layout)
+        sets = device.descriptors(stack, params, [(layout, 0, [(made["computed"], 0, nbytes)])])
+        command = device.commands(stack, 1)[0]
+        shaders = bench_shaders.triangle_shader(), bench_shaders.column_shader()
+        drawing = device.drawing(stack, shaders, made["drawn"])
 
-    half, unit = splat(0.5), splat(1.0)
-    starts = [splat(float(i)) for i in range(CHAINS)]
-    m.put(54, void, main, 0, function)
-    entry, head, body, again, done = (m.id() for _ in range(5))
-    m.put(248, entry)
-    index = m.make(81, uint, m.make(61, uvec3, gid), 0)
-    place = m.make(65, real_p, buf, zero, index)
-    value = m.make(61, real, place)
-    seed = m.make(80, vec4, *[value] * 4)
-    begun = [m.make(129, vec4, seed, start) for start in starts]
-    m.put(249, head)
-    m.put(248, head)
-    count, counted = m.id(), m.id()
-    chains, ends = [m.id() for _ in range(CHAINS)], [m.id() for _ in range(CHAINS)]
-    m.put(245, uint, count, zero, entry, counted, again)
-    for chain, start, end in zip(chains, begun, ends, strict=True):
-        m.put(245, vec4, chain, start, entry, end, again)
-    more = m.make(176, boolean, count, loops)  # ULessThan
-    m.put(246, done, again, 0)
-    m.put(250, more, body, done)
-    m.put(248, body)
-    now = list(chains)
-    for step in range(UNROLL):
-        for i, x in enumerate(now):
-            out = ends[i] if step == UNROLL - 1 else m.id()
-            m.put(12, vec4, out, ext, 50, x, half, unit)  # Fma
-            now[i] = out
-    m.put(249, again)
-    m.put(248, again)
-    m.put(128, uint, counted, count, one)
-    m.put(249, head)
-    m.put(248, done)
-    total = chains[0]
-    for chain in chains[1:]:
-        total = m.make(129, vec4, total, chain)
-    result = m.make(81, real, total, 0)
-    for lane in (1, 2, 3):
-        result = m.make(129, real, result, m.make(81, real, total, lane))
-    m.put(62, place, result)
-    m.put(253)
-    m.put(56)
-    return m.code()
+        def dispatching(count: int, in_turn: bool) -> object:
+            call = api.Dispatch(pipeline, layout, sets[0], b"", (_ROW // 32, 1, 1), in_turn)
+            device.record(command, [call] * count)
+            return device.submission([command], timed=True)
+
+        def cost(submission: Callable[[int, bool], object], in_turn: bool) -> float:
+            def took(count: int) -> float:
+                ready = submission(count, in_turn)
+                wall = _timed(lambda: backend._submit(ready, False))()
+                found = device.timer.elapsed() if device.timer else None
+                return wall if found is None else found
+
+            one, many = (_best(partial(took, n), budget_s / 8) for n in (1, _DISPATCHES + 1))
+            return max(many - one, 0.0) / _DISPATCHES
+
+        found = [cost(s, turn) for turn in (False, True) for s in (dispatching, drawing)]
+        for name, placed in made.items():
+            row = backend._download(placed, nbytes, 0).view(np.float32)
+            if not np.array_equal(row, np.arange(_ROW)):
+                raise PvrError(f"{backend.info.name} has {name} a wrong row of pixels")
+    ratios = [draw / dispatch if dispatch else 0.0 for dispatch, draw in (found[:2], found[2:])]
+    return Starts(_ROW, *found, *ratios)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kernels
-from engine import bench, bench_cases, bench_probe
+from engine import bench, bench_cases, bench_probe, bench_shaders
 from engine.backends.base import Backend
 from engine.backends.cpu import CpuBackend
 from engine.bench_probe import Rates
@@ -109,14 +109,16 @@ def test_rates_of_the_cpu(cpu: Backend) -> None:
     assert rates.clock == "wall"
 
 
-def test_the_chain_of_multiply_adds_is_valid(tmp_path: Path) -> None:
-    code = bench_probe.fma_shader()
-    (tmp_path / "fma.spv").write_bytes(code)
-    build_spirv._run("spirv-val", "--target-env", build_spirv.TARGET, str(tmp_path / "fma.spv"))
-    module = spirv.read(code)
-    assert module.workgroup == (32, 1, 1)
-    assert module.storage == [1]
-    assert not module.barrier
+@pytest.mark.parametrize("name", ["fma", "index", "triangle", "column"])
+def test_the_shaders_of_the_measurement_are_valid(tmp_path: Path, name: str) -> None:
+    code = getattr(bench_shaders, f"{name}_shader")()
+    (tmp_path / "a.spv").write_bytes(code)
+    build_spirv._run("spirv-val", "--target-env", build_spirv.TARGET, str(tmp_path / "a.spv"))
+    if name in ("fma", "index"):
+        module = spirv.read(code)
+        assert module.workgroup == (32, 1, 1)
+        assert module.storage == [1]
+        assert not module.barrier
 
 
 @pytest.mark.gpu
@@ -126,11 +128,27 @@ def test_rates_of_a_gpu(gpu: Backend) -> None:
     assert isinstance(gpu, VulkanBackend)
     rate, value = bench_probe.fma(gpu, 0.02)
     assert rate > 0
-    assert value == bench_probe.CHAINS * 4 * 2.0  # x / 2 + 1 ends at 2
+    assert value == bench_shaders.CHAINS * 4 * 2.0  # x / 2 + 1 ends at 2
     rates = bench_probe.measure(gpu, quick=True)
     assert rates.copy > 0
     assert rates.submission_s > 0
     assert rates.clock == ("timestamps" if gpu._device.timer else "wall")
+    assert rates.starts is not None
+    assert rates.starts.width == 64
+    assert min(rates.starts.dispatch_in_turn_s, rates.starts.draw_in_turn_s) > 0
+    said = bench._starts(rates.starts)
+    assert "a draw to 64x1 pixels" in said
+    assert f"({rates.starts.ratio_in_turn:.2f})" in said
+
+
+@pytest.mark.gpu
+def test_a_queue_that_does_not_draw(gpu: Backend) -> None:
+    from engine.backends.vulkan.backend import VulkanBackend
+
+    assert isinstance(gpu, VulkanBackend)
+    gpu._device.draws = False
+    assert bench_probe.draws(gpu, 0.01) is None
+    assert bench._starts(None) == ""
 
 
 @pytest.mark.gpu

@@ -26,6 +26,7 @@ from engine.backends.devices import (
     why_none,
 )
 from engine.backends.vulkan import features
+from engine.backends.vulkan.draws import Draws
 from engine.backends.vulkan.timer import Timer
 from engine.errors import DeviceLost, OutOfMemory, PvrError
 
@@ -267,6 +268,8 @@ class Device:
             stack.callback(vk.vkDestroyPipelineCache, dev, cache, None)
             self._cache = cache
             self._copy_cmd = self.commands(stack, 1)[0]
+            flags = vk.vkGetPhysicalDeviceQueueFamilyProperties(pd)[family].queueFlags
+            self.draws = bool(flags & vk.VK_QUEUE_GRAPHICS_BIT)
             self.timer = self._make_timer(stack, pd)
             self.stack = stack.pop_all()
 
@@ -527,12 +530,28 @@ class Device:
 
         return self._transfer(record)
 
+    def drawing(
+        self, stack: ExitStack, shaders: tuple[bytes, bytes], target: Placed
+    ) -> Callable[[int, bool], Any]:
+        """Makes submissions of draws over a row of float pixels, which is then copied to `target`
+        and is as long; how many, and whether they wait for one another (Draws.record). Timed by the
+        device's clock, if it has one; the queue has to draw (self.draws).
+        """
+        draws = Draws(vk, _call, stack, self._dev, shaders, target.nbytes // 4)
+
+        def submission(count: int, in_turn: bool) -> Any:
+            return self._transfer(
+                lambda cmd: draws.record(cmd, count, in_turn, target.handle), timed=True
+            )
+
+        return submission
+
     def zeroing(self, target: Placed) -> Any:
         """A submission that fills a buffer with zeros; valid until the next of these two."""
         size = -(-target.nbytes // 4) * 4
         return self._transfer(lambda cmd: vk.vkCmdFillBuffer(cmd, target.handle, 0, size, 0))
 
-    def _transfer(self, record: Callable[[Any], None]) -> Any:
+    def _transfer(self, record: Callable[[Any], None], timed: bool = False) -> Any:
         cmd = self._copy_cmd
         compute, transfer = (
             vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
@@ -546,7 +565,7 @@ class Device:
         self._barrier(cmd, transfer, compute)
         self._barrier(cmd, transfer, vk.VK_PIPELINE_STAGE_HOST_BIT)
         _call("vkEndCommandBuffer", vk.vkEndCommandBuffer, cmd)
-        return self.submission([cmd])
+        return self.submission([cmd], timed)
 
     # --- submitting
 
