@@ -6,8 +6,9 @@
 
 FILE is ONNX, ncnn's .param or .bin (the other one beside it), or a checkpoint (.pth, .safetensors:
 needs PyTorch and spandrel). What is not run is named with its node, and nothing is written then.
---profile says how the network would run on a device of that profile. Exit status 0; 5: the file is
-no network that is run; 2: wrong usage; 1: the result cannot be written.
+--profile says how the network would run on a device of that profile. With --json there is one
+object on standard output, {"error", "message"} where it failed. Exit status 0; 5: the file is no
+network that is run; 2: wrong usage; 1: the result cannot be written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from engine.backends import profiles
 from engine.backends.base import DeviceInfo
 from engine.backends.profiles import Profile
-from engine.errors import BadModel, InvalidArgument, PvrError, UnsupportedModel
+from engine.errors import InvalidArgument, PvrError
 from engine.graph import Graph, explain
 from engine.importers import convnets
 from engine.video import convnet, convnet_pack
@@ -116,9 +117,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--explain", action="store_true", help="what the passes did")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    target = args.output or args.file.with_suffix(".pvrm")
     try:
         net = convnets.load(args.file)
+        target = args.output or args.file.with_suffix(".pvrm")
         ready = convnet.prepared(net)
         given = plan(ready, args.weights)
         found = fit(given, profiles.load(args.profile)) if args.profile else None
@@ -126,22 +127,26 @@ def main(argv: list[str] | None = None) -> int:
         if os.path.exists(target) and os.path.samefile(target, args.file):
             raise InvalidArgument("The compiled model would take its source's place.")
         convnet.write(target, net, args.weights, named)
-    except (BadModel, UnsupportedModel, InvalidArgument) as e:
-        print(f"engine.compile: {e}", file=sys.stderr)
-        return NOT_RUN
     except (PvrError, OSError) as e:
-        print(f"engine.compile: {e}", file=sys.stderr)
-        return FAILED
+        return _failed(e, args.json)
     facts = report(net, args.file, target, given)
-    if args.json:
-        print(json.dumps({**facts, **({"profile": vars(found)} if found else {})}))
-        return OK
-    print(_said(facts))
+    text = [_said(facts)]
     if found:
-        print(_said_fit(found))
+        facts["profile"] = vars(found)
+        text.append(_said_fit(found))
     if args.explain:
-        print(explain(Graph((), {}, log=ready.log)))
+        text.append(explain(Graph((), {}, log=ready.log)))
+    print(json.dumps({**facts, "text": "\n".join(text)}) if args.json else "\n".join(text))
     return OK
+
+
+def _failed(error: PvrError | OSError, as_json: bool) -> int:
+    name = error.name if isinstance(error, PvrError) else "Failed"
+    if as_json:
+        print(json.dumps({"error": name, "message": str(error)}))
+    else:
+        print(f"engine.compile: {error}", file=sys.stderr)
+    return NOT_RUN if name in ("BadModel", "UnsupportedModel", "InvalidArgument") else FAILED
 
 
 if __name__ == "__main__":

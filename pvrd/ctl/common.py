@@ -14,6 +14,7 @@ from pvrd.ctl import errors, output
 
 if TYPE_CHECKING:
     import argparse
+    import subprocess
 
     from pvrd.client import Client, Session
 
@@ -91,6 +92,22 @@ def engine_program(module: str, arguments: list[str]) -> tuple[list[str], dict[s
     path = os.environ.get("PYTHONPATH", "")
     env = {**os.environ, "PYTHONPATH": f"{root}:{path}" if path else root}
     return [sys.executable, "-P", "-m", module, *arguments], env
+
+
+def run_engine(module: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Such a program, from start to end."""
+    import subprocess
+
+    command, env = engine_program(module, arguments)
+    return subprocess.run(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
 
 
 def number(value: float) -> float | int:

@@ -27,6 +27,7 @@ COMMANDS = {
     "extract": "what a text says, as JSON that fits a schema",
     "classify": "which of some labels fits a text",
     "embed": "vectors for texts, to compare them by",
+    "compile": "make a model of somebody's network that enlarges pictures",
     "upscale": "enlarge a y4m clip or a PNG or JPEG picture",
     "compare": "show what enlarging does to a picture, beside bicubic and the truth",
     "config": "show or change the configuration",

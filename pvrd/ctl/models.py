@@ -8,7 +8,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pvrd.ctl import common, errors, output
+from pvrd.ctl import common, compile, errors, output
 
 if TYPE_CHECKING:
     import argparse
@@ -23,7 +23,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         remove="remove a model that was added",
     )
     add, remove = actions["add"], actions["remove"]
-    add.add_argument("file", metavar="FILE", help="a GGUF or pvrm file")
+    add.add_argument(
+        "file", metavar="FILE", help="GGUF, ONNX, pvrm, or what `pvrctl compile` takes"
+    )
+    compile.weights_option(add)
     add.add_argument("--name", help="the name to give it (default: from the file's name)")
     add.add_argument("--licence", help="the model's licence, to be shown by `models`")
     add.add_argument("--origin", help="where it comes from, likewise")
@@ -86,10 +89,15 @@ def name_for(file: str) -> str:
 
 
 def _add(args: argparse.Namespace) -> int:
+    with compile.ready(args.file, args.weights) as file:
+        return _add_file(args, file)
+
+
+def _add_file(args: argparse.Namespace, file: str) -> int:
     name = args.name or name_for(args.file)
     try:
         # A FIFO would make open() wait for a writer.
-        fd = os.open(args.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise errors.CtlError(
             f"{output.plain(args.file)}: {os.strerror(error.errno or 0)}.",

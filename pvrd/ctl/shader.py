@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         command.append(f"--profile={args.profile}")
     if args.json:
         command.append("--json")
-    done = engine_shader([*command, "--", args.file])
+    done = common.run_engine("engine.shader", [*command, "--", args.file])
     if done.returncode and not done.stdout:
         message = output.plain(done.stderr.strip()) or "The check ended without a word."
         # An unknown profile: argparse's usage comes before its sentence.
@@ -53,17 +52,3 @@ def run(args: argparse.Namespace) -> int:
         raise errors.CtlError(message, code, name)
     sys.stdout.write(output.plain(done.stdout))
     return done.returncode
-
-
-def engine_shader(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """`python -m engine.shader`, a program of its own: pvrctl imports nothing of the engine."""
-    command, env = common.engine_program("engine.shader", arguments)
-    return subprocess.run(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
