@@ -27,6 +27,7 @@ Progress = Callable[[float], None]
 
 DEFAULT_CONTEXT = 4096
 CHUNK = 128  # tokens of a prompt in one slice
+MATRIX_CHUNK = 512  # where the device has units for matrices, which want many at a time
 SOFTWARE_CHUNK = 32
 
 
@@ -118,7 +119,7 @@ class TextModel:
         meta, self.graph = described(compiled)
         self.info = info(meta, self.graph)
         self.vocab = int(self.graph.attrs["vocab"])
-        self.chunk = chunk or (SOFTWARE_CHUNK if _slow(backend) else CHUNK)
+        self.chunk = chunk or _chunk(backend)
         self.tokenizer = TextTokenizer(
             Data(
                 meta["tokenizer"],
@@ -257,6 +258,8 @@ class TextModel:
         self.weights.close()
 
 
-def _slow(backend: Backend) -> bool:
-    """Whether this is a GPU that is a CPU in disguise, or numpy."""
-    return backend.info.kind != "cpu" and backend.info.software
+def _chunk(backend: Backend) -> int:
+    """Tokens of a prompt in one slice, unless others are asked for."""
+    if backend.info.kind != "cpu" and backend.info.software:  # a CPU in disguise, or numpy
+        return SOFTWARE_CHUNK
+    return MATRIX_CHUNK if "coopmat" in backend.info.features else CHUNK
