@@ -195,7 +195,7 @@ def test_a_call_that_does_not_keep_its_contract_is_refused() -> None:
         call = good.sequences["first"][0]
         for wrong, why in (
             (replace(call, bindings=call.bindings[:1]), "takes 2 bindings"),
-            (replace(call, push=b""), "takes 4 bytes"),
+            (replace(call, push=b""), "takes 12 bytes"),
             (replace(call, groups=(0, 1, 1)), "groups"),
             (replace(call, variant="magic"), "was not compiled"),
         ):
