@@ -7,7 +7,8 @@ Rows are named MODEL WEIGHTS perplexity; lower is better, and the ratio is the p
 way of counting is llama-perplexity's: the text is cut into windows of 512 tokens, each begins with
 the model's first token where it wants one, and the second half of a window is judged. `decode` rows
 feed those tokens one by one, as an answer is written; `prefill` is the same text in the way that a
-prompt is read (the last token of each piece has logits, so pieces of one token).
+prompt is read (the last token of each piece has logits, so pieces of one token). `decode kv-q8` has
+keys and values in int8, beside a peer whose are halves: what the smaller caches cost.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def surprise(state: State, window: list[int], decode: bool) -> float:
     return total
 
 
-def ours(model: TextModel, text: str, most: int, decode: bool) -> float:
-    """Perplexity of a model."""
-    state = model.state(WINDOW)
+def ours(model: TextModel, text: str, most: int, decode: bool, kv: str = "f16") -> float:
+    """Perplexity of a model, with caches of that form."""
+    state = model.state(WINDOW, kv)
     cut = windows(model, text, most)
     judged = len(cut) * (WINDOW - 1 - WINDOW // 2)
     try:
@@ -91,8 +92,9 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     for weights, file in files.items():
         theirs = peer(file, most, args.threads)
         model = TextModel.load(file, str(peers.cache() / f"{file.stem}.pvrm"), backend)
-        for way in ("decode",) if args.quick else ("decode", "prefill"):
-            value = ours(model, text, most, way == "decode")
+        for way in ("decode",) if args.quick else ("decode", "decode kv-q8", "prefill"):
+            kv = "q8" if way.endswith("q8") else "f16"
+            value = ours(model, text, most, way != "prefill", kv)
             title = f"{name} {weights} perplexity {way}"
             rows.append(common.Row(title, "ppl", value, theirs, "llama.cpp", theirs / value))
         model.close()
