@@ -23,7 +23,8 @@ from kernels.nsr import op as nsr
 from kernels.resample.op import table
 
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB = 576, 1536, 9, 3, 64, 49152
-CONTEXT, POSITION, TOKENS = 2048, 511, 32
+CONTEXT, POSITION, TOKENS = 4096, 511, 32
+DEEP = 4095  # a position where attention is most of a decode step
 QKV = (HEADS + 2 * KV_HEADS) * DIM
 MATRICES = {  # name: (n, k)
     "qkv": (QKV, HIDDEN),
@@ -135,8 +136,8 @@ def _words(**words: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _text(tokens: int) -> tuple[int, ...]:
-    return (tokens, POSITION + 1 - tokens, tokens - 1)
+def _text(tokens: int, last: int = POSITION) -> tuple[int, ...]:
+    return (tokens, last + 1 - tokens, tokens - 1)
 
 
 def _embed(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
@@ -211,16 +212,18 @@ def _rope_kv(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
 
 def _attention(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     fmt, t = _format(v), 1 if op == "attention_decode" else TOKENS
-    keys = POSITION + 1
     sizes = {"qkv": 4 * t * QKV, **_caches(fmt), "out": 4 * t * HEADS * DIM}
-    moved = 2 * keys * KV_HEADS * kv.row_nbytes(fmt, DIM) + 8 * t * HEADS * DIM
-    seen = t * keys - t * (t - 1) // 2  # pairs of a query and a key before it
     half = (_FLOATS / 4).astype(np.float16)
     cache = half if fmt == "f16" else np.full(1, 0x20, np.uint8)  # as a scale 0.008
     data: dict[str, Array] = {"qkv": _FLOATS, "kc": cache, "vc": cache}
     push = {**_kv(fmt), "scale": DIM**-0.5, "window": 0, "softcap": 0.0}
-    shape, count = f"T{t} keys {keys}", HEADS * seen * (4 * DIM + 5)
-    yield Case(op, v, shown, shape, push, _text(t), t, sizes, moved, count, data, "")
+    for last in (POSITION,) if quick or t > 1 else (POSITION, DEEP):
+        keys = last + 1
+        seen = t * keys - t * (t - 1) // 2  # pairs of a query and a key before it
+        moved = 2 * keys * KV_HEADS * kv.row_nbytes(fmt, DIM) + 8 * t * HEADS * DIM
+        shape, count = f"T{t} keys {keys}", HEADS * seen * (4 * DIM + 5)
+        given = _text(t, last)
+        yield Case(op, v, shown, shape, push, given, t, sizes, moved, count, data, "")
 
 
 def _swiglu(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
