@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Milliseconds a frame of the luma networks against ncnn and onnxruntime.
+"""Milliseconds a frame of the luma networks against ncnn, onnxruntime and swscale.
 
-    python -m benchmarks.nsr_speed [--quick] [--json] [--threads N] [--device cpu|gpu]
+    python -m benchmarks.nsr_speed [--quick] [--json] [--threads N] [--device cpu|gpu] [--alone]
 
 Rows are named TIER SIZE PEER; the ratio says how many times faster ours is. All run the same
-network. A frame goes from 8-bit memory to 8-bit memory, luma alone, float32 on all sides, runs
-interleaved. The peers' outputs are compared with ours first (one step of 255 at most). Rows
-`... i420` are the whole frame with chroma. With `--device gpu` ours and ncnn run by Vulkan, upload
-and download included.
+network. A frame goes from 8-bit memory to 8-bit memory, luma alone, float32 on both sides, runs
+interleaved; the peers' outputs are compared with ours first (one step of 255 at most). `swscale` is
+Lanczos, another algorithm. With `--device gpu` ours and ncnn run by Vulkan, transfers included.
+
+Without a peer: `i420`, the whole frame with chroma, of which `p99`, `upload`, `device` (its own
+clock, transfers by the kernels included; the wall clock where it has none), `download` and `host`
+are parts; `bytes` and `bytes by layers`, what luma moves through memory by the bindings of its
+Program, as it runs and with a call for each layer; `energy`, where a sensor is; `streams`, see
+nsr_streams. `--alone` measures ours without any peer.
 """
 
 from __future__ import annotations
@@ -17,21 +22,26 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import common, nsr_export, peers
-from engine.backends.base import Backend
+from benchmarks import common, nsr_export, nsr_peers, nsr_streams, peers
+from engine.backends.base import Array, Backend, Executable, RunStats
+from engine.program import Program
 from engine.video.frames import FrameFormat
+from engine.video.lowering import lower
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
+from kernels import op as contract_of
 
 Bytes = npt.NDArray[np.uint8]
+TIERS = ("fast", "balanced", "quality")
 SIZES = [(480, 270), (960, 540)]
+_RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
 
 
 def picture(width: int, height: int) -> Bytes:
@@ -39,7 +49,37 @@ def picture(width: int, height: int) -> Bytes:
     y, x = np.mgrid[0:height, 0:width]
     rings = 60 * np.sin((x - width / 2) ** 2 / 900 + (y - height / 3) ** 2 / 700)
     noise = np.random.default_rng(1).normal(0, 3, (height, width))
-    return np.clip(128 + rings + 40 * (x > y) + noise, 16, 235).astype(np.uint8)
+    luma: Bytes = np.clip(128 + rings + 40 * (x > y) + noise, 16, 235).astype(np.uint8)
+    return luma
+
+
+class Watched:
+    """An executable whose parts of a frame are timed."""
+
+    def __init__(self, inner: Executable) -> None:
+        self._inner = inner
+        self.seconds = dict.fromkeys(("upload", "device", "download"), 0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _timed(self, what: str, work: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        result = work()
+        self.seconds[what] += time.perf_counter() - begin
+        return result
+
+    def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
+        self._timed("upload", lambda: self._inner.write(buffer, data, offset))
+
+    def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        seen: Array = self._timed("download", lambda: self._inner.look(buffer, nbytes, offset))
+        return seen
+
+    def run(self, *sequences: str) -> RunStats:
+        stats = self._inner.run(*sequences)
+        self.seconds["device"] += stats.wall_s if stats.device_s is None else stats.device_s
+        return stats
 
 
 class Ours:
@@ -51,9 +91,9 @@ class Ours:
         self.pipeline = VideoPipeline(backend, model, fmt)
         self.source = [np.full((p.height, p.stride), 128, np.uint8) for p in fmt.planes()]
         self.source[0][:, :width] = luma
-        wide = fmt.scaled(2).planes()
+        wide = fmt.scaled(model.scale).planes()
         self.target = [np.zeros((p.height, p.stride), np.uint8) for p in wide]
-        self.width = 2 * width
+        self.width = model.scale * width
 
     def frame(self) -> Bytes:
         self.pipeline.begin(self.source, self.target)
@@ -61,48 +101,37 @@ class Ours:
             pass
         return self.target[0][:, : self.width]
 
+    def watched(self, times: int) -> dict[str, float]:
+        """Median milliseconds of a frame and of its parts, and the 99th of 100 of frames."""
+        bands = self.pipeline._bands
+        inner, found = bands.executable, []
+        for _ in range(times):
+            watch: Any = Watched(inner)
+            bands.executable = watch
+            begin = time.perf_counter()
+            self.frame()
+            total = time.perf_counter() - begin
+            parts = watch.seconds
+            found.append({"i420": total, **parts, "host": total - sum(parts.values())})
+        bands.executable = inner
+        middle = {k: 1e3 * statistics.median(f[k] for f in found) for k in found[0]}
+        worst = sorted(f["i420"] for f in found)[min(times - 1, times * 99 // 100)]
+        return {**middle, "p99": 1e3 * worst}
 
-def onnxruntime_runner(file: Path, luma: Bytes, threads: int) -> Callable[[], Bytes]:
-    """A frame by onnxruntime with all of its graph optimisations."""
-    import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    providers = ["CPUExecutionProvider"]
-    session = ort.InferenceSession(nsr_export.to_onnx(file), options, providers=providers)
-    feed = {"input": luma[None, None]}
-    return lambda: np.asarray(session.run(None, feed)[0])[0, 0]
-
-
-def ncnn_runner(
-    file: Path, luma: Bytes, threads: int, folder: Path, vulkan: bool
-) -> Callable[[], Bytes]:
-    """A frame by ncnn: its own conversions from and to 8 bits, float32, packed layouts."""
-    import ncnn
-
-    param, binary = nsr_export.to_ncnn(file, folder)
-    net = ncnn.Net()
-    net.opt.num_threads = threads
-    net.opt.use_vulkan_compute = vulkan
-    net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = net.opt.use_bf16_storage = False
-    net.load_param(str(param))
-    net.load_model(str(binary))
-    height, width = luma.shape
-    gray = ncnn.Mat.PixelType.PIXEL_GRAY
-
-    def frame() -> Bytes:
-        mat = ncnn.Mat.from_pixels(luma, gray, width, height)
-        mat.substract_mean_normalize([], [1 / 255.0])
-        with net.create_extractor() as run:
-            run.input("in", mat)
-            _, out = run.extract("out")
-        # The wheel has no way back to pixels; numpy's costs well under a millisecond.
-        out.substract_mean_normalize([-0.5 / 255.0], [255.0])
-        values = np.array(out)[0]
-        return np.asarray(np.clip(values, 0, 255, out=values).astype(np.uint8))
-
-    return frame
+def moved_bytes(program: Program, bands: int, slices: int) -> int:
+    """What the calls of a frame read and write, by the sizes of what they bind; a band's rows
+    count once.
+    """
+    total = 0
+    for calls in program.sequences.values():
+        for call in calls:
+            for bind, place in zip(contract_of(call.op).bindings, call.bindings, strict=True):
+                buffer = program.buffers[place.buffer]
+                nbytes = buffer.nbytes - place.offset if place.nbytes is None else place.nbytes
+                times = bands if buffer.kind in ("input", "output") else slices
+                total += nbytes * times * (2 if bind.access == "rw" else 1)
+    return total
 
 
 def milliseconds(run: Callable[[], Any], times: int) -> float:
@@ -115,57 +144,102 @@ def milliseconds(run: Callable[[], Any], times: int) -> float:
     return statistics.median(found)
 
 
+def joules(run: Callable[[], Any], times: int) -> float | None:
+    """The package's energy a frame; None without a sensor that can be read."""
+    try:
+        before = int(_RAPL.read_text("ascii"))
+        for _ in range(times):
+            run()
+        after = int(_RAPL.read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    return (after - before) * 1e-6 / times if after > before else None
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--alone", action="store_true", help="without peers")
+    parser.add_argument("--tiers", default=",".join(TIERS), help="fast,balanced,quality")
+
+
+def _against(
+    ours: Ours, file: Path, luma: Bytes, args: argparse.Namespace, name: str
+) -> Iterator[common.Row]:
+    """Rows against each peer that there is for the device."""
+    gpu, (repeats, times) = args.device == "gpu", (3, 3) if args.quick else (7, 5)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        runners = {"ncnn": nsr_peers.ncnn(file, luma, args.threads, folder, gpu)}
+        if not gpu:
+            runners["onnxruntime"] = nsr_peers.onnxruntime(file, luma, args.threads, folder)
+            lanczos = nsr_peers.swscale(luma, args.threads) if name.startswith("fast") else None
+            if lanczos:
+                runners["swscale"] = lanczos
+        wanted = ours.frame().astype(int)
+        for peer, run in runners.items():
+            worst = int(np.abs(run().astype(int) - wanted).max())
+            if worst > 1 and peer != "swscale":
+                raise SystemExit(f"{peer} differs from ours by {worst} steps")
+            a, b = common.interleaved(
+                lambda: milliseconds(ours.frame, times),
+                lambda r=run: milliseconds(r, times),  # type: ignore[misc]
+                repeats,
+            )
+            middle = statistics.median(a), statistics.median(b)
+            yield common.row(f"{name} {peer}", "ms a frame", *middle, peer)
+
+
+def _parts(whole: Ours, name: str, times: int) -> Iterator[common.Row]:
+    """The whole frame, and where its time goes."""
+    whole.frame()
+    for part, ms in whole.watched(times).items():
+        yield common.row(f"{name} {part}", "ms a frame", ms, None, "none")
+    energy = joules(whole.frame, times)
+    if energy is not None:
+        yield common.row(f"{name} energy", "J a frame", energy, None, "none")
+
+
+def _traffic(gray: Ours, model: VideoModel, backend: Backend, name: str) -> Iterator[common.Row]:
+    pipeline = gray.pipeline
+    for label, fuse in (("bytes", None), ("bytes by layers", False)):
+        tiling = pipeline.tiling
+        program = lower(model.networks, backend.info, pipeline.format, tiling, fuse=fuse)
+        mb = moved_bytes(program, tiling.bands, pipeline.slices) / 1e6
+        yield common.row(f"{name} {label}", "MB a frame", mb, None, "none")
 
 
 def measure(args: argparse.Namespace) -> list[common.Row]:
-    for package in ("onnx", "onnxruntime", "ncnn"):
-        peers.wheel(package)
+    if not args.alone:
+        for package in ("onnx", "onnxruntime", "ncnn"):
+            peers.wheel(package)
     gpu = args.device == "gpu"
     backend = common.backend(args)
     rows: list[common.Row] = []
-    repeats, times = (3, 3) if args.quick else (7, 5)
-    for tier in ("fast", "balanced"):
+    for tier in args.tiers.split(","):
         file = nsr_export.shipped(tier)
         model = VideoModel.load(str(file), backend)
         sizes = [*SIZES, (1920, 1080)] if gpu else SIZES
         for width, height in sizes[: 1 if args.quick else None]:
-            luma = picture(width, height)
+            luma, name = picture(width, height), f"{tier} {width}x{height}"
             gray = Ours(backend, model, luma, "gray")
-            with tempfile.TemporaryDirectory() as folder:
-                runners = {"ncnn": ncnn_runner(file, luma, args.threads, Path(folder), gpu)}
-                if not gpu:
-                    runners["onnxruntime"] = onnxruntime_runner(file, luma, args.threads)
-                wanted = gray.frame().astype(int)
-                for peer, run in runners.items():
-                    worst = int(np.abs(run().astype(int) - wanted).max())
-                    if worst > 1:
-                        raise SystemExit(f"{peer} differs from ours by {worst} steps")
-                    a, b = common.interleaved(
-                        lambda g=gray: milliseconds(g.frame, times),  # type: ignore[misc]
-                        lambda r=run: milliseconds(r, times),  # type: ignore[misc]
-                        repeats,
-                    )
-                    middle = statistics.median(a), statistics.median(b)
-                    title = f"{tier} {width}x{height} {peer}"
-                    rows.append(common.row(title, "ms a frame", *middle, peer))
+            if not args.alone:
+                rows += _against(gray, file, luma, args, name)
             whole = Ours(backend, model, luma, "i420")
-            whole.frame()
-            ms = milliseconds(whole.frame, 3 * times)
-            rows.append(common.row(f"{tier} {width}x{height} i420", "ms a frame", ms, None, "none"))
+            rows += _parts(whole, name, 9 if args.quick else 100 if gpu else 25)
+            rows += _traffic(gray, model, backend, name)
         model.close()
     backend.close()
+    if not args.quick:
+        rows += nsr_streams.measure(args)
     return rows
 
 
 def facts() -> dict[str, str]:
-    """The peers' versions, and what a pixel costs."""
-    cost = {t: round(nsr_export.macs(nsr_export.shipped(t))) for t in ("fast", "balanced")}
-    return {
-        "peers": ", ".join(f"{p} {peers.wheel(p)}" for p in ("onnxruntime", "ncnn")),
-        "MAC an output pixel": ", ".join(f"{t} {c}" for t, c in cost.items()),
-    }
+    """What a pixel costs, and the peers' settings."""
+    cost = {t: round(nsr_export.macs(nsr_export.shipped(t))) for t in TIERS}
+    told = {"MAC an output pixel": ", ".join(f"{t} {c}" for t, c in cost.items())}
+    told["energy"] = f"{_RAPL}" if _RAPL.exists() else "unknown: there is no sensor"
+    return told | {f"peer {name}": text for name, text in nsr_peers.SETTINGS.items()}
 
 
 if __name__ == "__main__":
