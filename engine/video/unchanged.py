@@ -133,15 +133,18 @@ def _words(new: Bytes, old: Bytes, nbytes: int) -> Flags:
 
 def _blocks(new: npt.NDArray[Any], old: npt.NDArray[Any], depth: int) -> Flags:
     """In which columns of BLOCK samples a block differs by more than noise."""
-    difference = new.astype(np.float32) - old.astype(np.float32)
+    # Sums of a block's column fit: 15 rows at most.
+    whole = np.int16 if depth == 8 else np.int32
+    difference = new.astype(whole) - old
     # The last block has what is left over, too: a mean of few samples says little.
     ys, xs = (np.arange(0, max(1, n - BLOCK + 1), BLOCK) for n in difference.shape)
     counts = np.outer(
         np.diff(np.append(ys, difference.shape[0])), np.diff(np.append(xs, difference.shape[1]))
     )
 
-    def means(values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-        sums: npt.NDArray[Any] = np.add.reduceat(np.add.reduceat(values, ys, 0), xs, 1) / counts
+    def means(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        rows = np.add.reduceat(values, ys, 0, whole).astype(np.int32)
+        sums: npt.NDArray[Any] = np.add.reduceat(rows, xs, 1) / counts
         return sums
 
     level = LEVELS * (1 if depth == 8 else 257)

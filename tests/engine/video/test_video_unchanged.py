@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,27 @@ def test_noise_is_not_a_change_but_an_edge_is(
     session.run(one)
     assert session.pipeline.made_by[0, 0] != REUSED
     assert session.pipeline.tiles_reused == tiles - 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["exact", "tolerant", "off"])
+def test_memory_stays_what_it_is(cpu_backend: Backend, guided: VideoModel, mode: str) -> None:
+    fmt = FrameFormat(160, 96)
+    session = Session(cpu_backend, guided, fmt, 3, mode)
+    src = noise(fmt)
+    before = 0
+    for number in range(600):
+        src[0][number % 96, :] = number % 251
+        session.run(src)
+        if number == 100:
+            before = resident()
+    assert resident() - before < 4 << 20
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_off_computes_everything(cpu_backend: Backend, guided: VideoModel) -> None:
