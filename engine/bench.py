@@ -36,10 +36,24 @@ NEAR = 0.2  # a share of a rate below which that rate can hardly be what bounds 
 _MOST_CALLS = 128  # of a recorded chain
 
 
+_ESTIMATES = ("bytes", "operations", "copy_share", "arithmetic_share", "bound")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A hardware counter, of one call where it adds up. `about`: arithmetic or memory."""
+
+    name: str
+    about: str
+    unit: str
+    value: float
+
+
 @dataclass(frozen=True)
 class Row:
     """What one call costs. `seconds` is measured, by timestamps or the wall clock; `bytes` and
-    `operations`, and so the shares of the measured rates, are estimates from the shapes.
+    `operations`, and so the shares of the measured rates, are estimates from the shapes. `bound` is
+    one, too, unless the device's own counters say how busy both sides are.
     """
 
     op: str
@@ -52,9 +66,8 @@ class Row:
     arithmetic_share: float = 0.0
     bound: str = ""
     error: str = ""
-    estimates: list[str] = field(
-        default_factory=lambda: ["bytes", "operations", "copy_share", "arithmetic_share", "bound"]
-    )
+    counters: list[Reading] = field(default_factory=list)
+    estimates: list[str] = field(default_factory=lambda: list(_ESTIMATES))
 
 
 def bound(seconds: float, copy_share: float, arithmetic_share: float, dispatch_s: float) -> str:
@@ -89,6 +102,7 @@ def time_case(backend: Backend, case: Case, rates: Rates, quick: bool = False) -
             took = bench_probe.repeat(
                 lambda: bench_probe.seconds(exe.run("chain")), budget, least=2, most=50
             )
+            readings = _count(backend, exe, count)
         finally:
             close()
     except DeviceLost as e:
@@ -101,10 +115,47 @@ def time_case(backend: Backend, case: Case, rates: Rates, quick: bool = False) -
         return Row(case.op, case.name, case.shape, error=str(e))
     each = took / count
     copy, arithmetic = case.nbytes / each / rates.copy, case.operations / each / rates.arithmetic
-    word = bound(each, copy, arithmetic, rates.dispatch_s)
+    word, busy = bound(each, copy, arithmetic, rates.dispatch_s), levels(readings)
+    if busy is not None:
+        word = bound(each, *busy, rates.dispatch_s)
     return Row(
-        case.op, case.name, case.shape, each, case.nbytes, case.operations, copy, arithmetic, word
+        case.op,
+        case.name,
+        case.shape,
+        each,
+        case.nbytes,
+        case.operations,
+        copy,
+        arithmetic,
+        word,
+        counters=readings,
+        estimates=[e for e in _ESTIMATES if e != "bound" or busy is None],
     )
+
+
+def _count(backend: Backend, exe: Any, calls: int) -> list[Reading]:
+    """The hardware's counters over the chain; none on a CPU and where the driver has none."""
+    device = getattr(backend, "_device", None)
+    if device is None:
+        return []
+    found = device.count(exe._dispatches["chain"], getattr(backend, "deadline_s", 0.0))
+    return [
+        Reading(c.name, c.about, c.unit, value / calls if c.sums else value)
+        for c, value in found.items()
+    ]
+
+
+def levels(readings: Sequence[Reading]) -> tuple[float, float] | None:
+    """How busy memory and arithmetic are (0 to 1), by the busiest counter of each; None unless both
+    are counted.
+    """
+    found = []
+    for about in ("memory", "arithmetic"):
+        some = [r.value for r in readings if r.about == about and r.unit == "percent"]
+        if not some:
+            return None
+        found.append(max(some) / 100)
+    return found[0], found[1]
 
 
 def _record(backend: Backend, case: Case, count: int, cold_bytes: int) -> Any:
@@ -192,6 +243,7 @@ def _line(row: Row) -> str:
         f"{name:<30} {row.shape:<22} {_time(row.seconds):>9} {row.bytes / 1e6:>8.3f}"
         f" {row.copy_share:>8.1%} {row.operations / 1e6:>8.2f} {row.arithmetic_share:>8.1%}"
         f"  {row.bound}"
+        + "".join(f"\n  {r.name} ({r.about}): {r.value:.6g} {r.unit}" for r in row.counters)
     )
 
 
@@ -213,10 +265,19 @@ def _intro(backend: Backend, rates: Rates) -> str:
         f" {'a call of the library' if info.kind == 'cpu' else 'a submission with its fence'}"
         f" {_time(rates.submission_s)}.\n"
         f"{_starts(rates.starts)}"
+        f"{_counters(backend)}"
         f"Time is measured by {clock}; MB, MFLOP and shares are estimates from the shapes, and what"
         " bounds a call is said from both shares together. A share is above 100% where a cache"
         " answers, or where int8 arithmetic is faster than float32.\n"
     )
+
+
+def _counters(backend: Backend) -> str:
+    if backend.info.kind == "cpu":
+        return ""
+    if "counters" in backend.info.features:
+        return "Below a call stand the hardware's own counters of it.\n"
+    return "The driver has no hardware counters (VK_KHR_performance_query).\n"
 
 
 def _starts(starts: Starts | None) -> str:

@@ -385,9 +385,9 @@ def _resample(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
 
 def _chroma_in(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     side, words = TILE // 2, TILE // 4
-    push = {"bits": 8, "step": 1, "component": 0, "stride": side // 4, "luma_stride": words}
-    push |= {"tw": side, "th": side, "halo": 0, "xs": side, "y_tile": 5 * side * side}
-    push |= {"scale": 1 / 255}
+    push: dict[str, float | int] = {"bits": 8, "step": 1, "component": 0, "stride": side // 4}
+    push |= {"luma_stride": words, "tw": side, "th": side, "halo": 0, "xs": side}
+    push |= {"y_tile": 5 * side * side, "scale": 1 / 255}
     sizes = {"src": side * side, "luma": TILE * TILE, "y": 20 * side * side}
     params = _words(N_TILES=1, WIDTH=TILE, HEIGHT=TILE, **_HALF)
     moved, count = sum(sizes.values()), 5 * side * side

@@ -55,6 +55,20 @@ def test_what_bounds_is_said_from_both_shares(
     assert bench.bound(seconds, copy, arithmetic, 1e-6) == word
 
 
+def test_counters_have_the_last_word_when_both_sides_are_counted(cpu: Backend) -> None:
+    busy = bench.Reading("ALU busy", "arithmetic", "percent", 70.0)
+    reads = bench.Reading("reads", "memory", "bytes", 4096.0)
+    dram = bench.Reading("DRAM", "memory", "percent", 30.0)
+    assert bench.levels([busy, reads]) is None
+    assert bench.levels([busy, reads, dram]) == (0.3, 0.7)
+    (case, *_) = bench_cases.cases(cpu, "swiglu")
+    row = bench.time_case(cpu, case, RATES, quick=True)
+    assert row.counters == []
+    assert "bound" in row.estimates
+    counted = bench._line(replace(row, counters=[busy, reads]))
+    assert "\n  ALU busy (arithmetic): 70 percent\n  reads (memory): 4096 bytes" in counted
+
+
 def test_cases_cover_every_operation_and_every_format(cpu: Backend) -> None:
     found = list(bench_cases.cases(cpu))
     assert {c.op for c in found} == set(kernels.manifest())
@@ -67,7 +81,8 @@ def test_cases_cover_every_operation_and_every_format(cpu: Backend) -> None:
         contract = kernels.op(case.op)
         assert set(case.sizes) == {b.name for b in contract.bindings}
         assert set(case.push) == {n for n, _ in contract.push}
-        assert 0 < case.nbytes <= sum(case.sizes.values())
+        most = sum(case.sizes[b.name] * len(b.access) for b in contract.bindings)  # rw: twice
+        assert 0 < case.nbytes <= most
         assert case.operations > 0
 
 

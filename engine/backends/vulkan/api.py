@@ -26,6 +26,7 @@ from engine.backends.devices import (
     why_none,
 )
 from engine.backends.vulkan import features
+from engine.backends.vulkan.counters import Counter, Counters
 from engine.backends.vulkan.draws import Draws
 from engine.backends.vulkan.timer import Timer
 from engine.errors import DeviceLost, OutOfMemory, PvrError
@@ -235,8 +236,9 @@ class Device:
     freed by close().
     """
 
-    def __init__(self, pd: Any, info: DeviceInfo) -> None:
+    def __init__(self, instance: Any, pd: Any, info: DeviceInfo) -> None:
         self.info = info
+        self._where = instance, pd
         self._max_allocation = int(info.properties["max_allocation"])
         self._addressed = "buffer_address" in info.features
         family = _compute_family(pd)
@@ -481,10 +483,16 @@ class Device:
     def record(self, cmd: Any, calls: Sequence[Dispatch]) -> None:
         """Records calls that see what was submitted before, and whose results the host can read."""
         compute, host = vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, vk.VK_PIPELINE_STAGE_HOST_BIT
-        point, shader = vk.VK_PIPELINE_BIND_POINT_COMPUTE, vk.VK_SHADER_STAGE_COMPUTE_BIT
         begin = vk.VkCommandBufferBeginInfo()
         _call("vkBeginCommandBuffer", vk.vkBeginCommandBuffer, cmd, begin)
         self._barrier(cmd, compute, compute)
+        self._calls(cmd, calls)
+        self._barrier(cmd, compute, host)
+        _call("vkEndCommandBuffer", vk.vkEndCommandBuffer, cmd)
+
+    def _calls(self, cmd: Any, calls: Sequence[Dispatch]) -> None:
+        compute = vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
+        point, shader = vk.VK_PIPELINE_BIND_POINT_COMPUTE, vk.VK_SHADER_STAGE_COMPUTE_BIT
         current: Any = None
         for call in calls:
             if call.fence_off:
@@ -498,8 +506,27 @@ class Device:
                 push = vk.ffi.from_buffer(call.push)
                 vk.vkCmdPushConstants(cmd, call.layout.handle, shader, 0, len(call.push), push)
             vk.vkCmdDispatch(cmd, *call.groups)
-        self._barrier(cmd, compute, host)
-        _call("vkEndCommandBuffer", vk.vkEndCommandBuffer, cmd)
+
+    def count(self, calls: Sequence[Dispatch], seconds: float) -> dict[Counter, float]:
+        """What the hardware's counters say of these calls; nothing where the driver has none.
+        `seconds` bounds each of the runs that are needed for it.
+
+        Raises:
+            TimeoutError, DeviceLost, PvrError: it has them, and they fail.
+        """
+        if "counters" not in self.info.features:
+            return {}
+        with ExitStack() as stack:
+            reset, counted = self.commands(stack, 2)
+
+            def submit(submission: Any) -> None:
+                self.submit([submission])
+                self.wait(seconds)
+
+            counters = Counters(vk, _call, *self._where, self._dev, self._family)
+            return counters.count(
+                stack, (reset, counted), lambda cmd: self._calls(cmd, calls), submit
+            )
 
     def _barrier(self, cmd: Any, before: int, after: int) -> None:
         transfer, host = vk.VK_PIPELINE_STAGE_TRANSFER_BIT, vk.VK_PIPELINE_STAGE_HOST_BIT

@@ -107,7 +107,7 @@ class VulkanBackend:
             self.deadline_s = deadline_s or (30.0 if self.info.software else 10.0)
             physical = found[chosen.index][0]
             self._plan = plan_memory(api.memory_types(physical), force_staging)
-            self._device = api.Device(physical, self.info)
+            self._device = api.Device(instance.handle, physical, self.info)
             stack.callback(self._device.stack.close)
             self._staging: api.Placed | None = None
             self._staging_stack = stack.enter_context(ExitStack())

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which features a device has, in our names, and the structs that turn them on when it is opened.
 
-Nothing is on by itself: a device is opened with just the features that lowering may count on.
+Nothing is on by itself: a device is opened with just the features that lowering may count on, and
+the counters of those who measure it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ INT_DOT = {"shaderIntegerDotProduct": "int_dot"}
 # Matrices of 16 x 16 x 16 that a subgroup of 32 multiplies, halves into floats: what kernels use.
 COOPMAT = {"cooperativeMatrix": "coopmat"}
 COOPMAT_SIZE, COOPMAT_SUBGROUP = 16, 32
+COUNTERS = {"performanceCounterQueryPools": "counters"}
 
 INT_DOT_EXTENSION = "VK_KHR_shader_integer_dot_product"
 COOPMAT_EXTENSION = "VK_KHR_cooperative_matrix"
+COUNTERS_EXTENSION = "VK_KHR_performance_query"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def query(
         (vk.VkPhysicalDeviceVulkan12Features, VULKAN_12, ""),
         (vk.VkPhysicalDeviceShaderIntegerDotProductFeatures, INT_DOT, INT_DOT_EXTENSION),
         (vk.VkPhysicalDeviceCooperativeMatrixFeaturesKHR, COOPMAT, COOPMAT_EXTENSION),
+        (vk.VkPhysicalDevicePerformanceQueryFeaturesKHR, COUNTERS, COUNTERS_EXTENSION),
     ]
     known = [entry for entry in known if not entry[2] or entry[2] in there]
     asked: list[Any] = []
