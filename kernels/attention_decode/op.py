@@ -42,8 +42,8 @@ def variants(fmt: str) -> tuple[Variant, ...]:
         f"{fmt}_split",
         (256, 1, 1),
         {**kv.DEFINES[fmt], "SPLIT": "1"},
-        frozenset({"subgroup_basic", "subgroup_clustered"}),
-        shared=(TOGETHER * (MAX_DIM + 1024 + 3) + 4 * 256 + 64 + 1) * 4,
+        frozenset({"device_scope"}),  # the last workgroup reads what others wrote
+        shared=(TOGETHER * (MAX_DIM + 4 * 256 + 3) + 4 * 256 + 256 + 32 + 1) * 4,
         baseline=False,
         scratch=records_nbytes,
     )

@@ -4,20 +4,17 @@
 // share the keys, and the last that is done joins what all have left in scratch memory (flash
 // decoding). Grid: KV heads times groups of query heads over x, SPLITS over y.
 //
-// For the scores 4 neighbours take a position; for the softmax 64 invocations take a head; for the
+// For the scores 4 invocations take a position; for the softmax 64 invocations take a head; for the
 // sums of V an invocation takes four neighbours of the head at every so-manieth position.
 #ifndef PVR_ATTENTION_SPLIT_GLSL
 #define PVR_ATTENTION_SPLIT_GLSL
-
-#extension GL_KHR_shader_subgroup_basic : require
-#extension GL_KHR_shader_subgroup_clustered : require
 
 #define ATTENTION_OUT vec4
 #include "attention_io.glsl"
 
 const uint SPLITS = 32u;      // at most; kernels/attention_decode/op.py knows it
 const uint LEAST_SPAN = 64u;  // positions that are worth a workgroup
-const uint BLOCK = 1024u;     // positions between two barriers
+const uint BLOCK = 256u;      // positions at a time
 const uint TOGETHER = 4u;     // query heads
 const uint MOST_GROUPS = 4096u;
 
@@ -29,30 +26,35 @@ layout(std430, set = 0, binding = ATTENTION_OUT_BINDING + 1) coherent buffer Scr
 };
 
 shared vec4 split_q[TOGETHER * 64u];
-shared float split_score[TOGETHER][BLOCK];  // then weights
+shared vec4 split_dots[TOGETHER][BLOCK];  // a score in four parts; then the weight in x
 shared vec4 split_sum[256];
-shared float split_part[64];
+shared float split_part[256], split_parts[32];
 shared float split_shrink[TOGETHER], split_most[TOGETHER], split_norm[TOGETHER];
 shared uint split_turn;
 
 float split_plus(float a, float b) { return a + b; }
 
 // The greatest, or the sum, of what the 64 invocations of a head have, for all of these.
-#define SPLIT_REDUCE(name, clustered, join, nothing)                 \
-    float name(uint lane, float x) {                                 \
-        x = clustered(x, 4u);                                        \
-        barrier();                                                   \
-        if ((lane & 3u) == 0u)                                       \
-            split_part[lane >> 2] = x;                               \
-        barrier();                                                   \
-        x = nothing;                                                 \
-        for (uint i = 0u; i < 16u; i++)                              \
-            x = join(x, split_part[((lane >> 6) << 4) + i]);         \
-        return x;                                                    \
+#define SPLIT_REDUCE(name, join)                                \
+    float name(uint lane, float x) {                            \
+        barrier();                                              \
+        split_part[lane] = x;                                   \
+        barrier();                                              \
+        if ((lane & 7u) == 0u) {                                \
+            for (uint i = 1u; i < 8u; i++)                      \
+                x = join(x, split_part[lane + i]);              \
+            split_parts[lane >> 3] = x;                         \
+        }                                                       \
+        barrier();                                              \
+        uint first = lane >> 6 << 3;                            \
+        x = split_parts[first];                                 \
+        for (uint i = 1u; i < 8u; i++)                          \
+            x = join(x, split_parts[first + i]);                \
+        return x;                                               \
     }
 
-SPLIT_REDUCE(split_max_of, subgroupClusteredMax, max, ATTENTION_LEAST)
-SPLIT_REDUCE(split_sum_of, subgroupClusteredAdd, split_plus, 0.0)
+SPLIT_REDUCE(split_max_of, max)
+SPLIT_REDUCE(split_sum_of, split_plus)
 
 // Sums over the slices of the workgroup, for the first `quads` invocations.
 vec4 split_join(uint lane, uint quads, uint slices, vec4 x) {
@@ -105,22 +107,22 @@ void attention(uint group, uint split, uint end) {
                 for (uint h = 0u; h < TOGETHER; h++)
                     dots[h] += dot(split_q[h * 64u + j], key);
             }
-            for (uint h = 0u; h < TOGETHER; h++) {
-                float score = attention_cap(subgroupClusteredAdd(dots[h], 4u));
-                if ((lane & 3u) == h)
-                    split_score[h][i] = score;
-            }
+            for (uint h = 0u; h < TOGETHER; h++)
+                split_dots[h][i][lane & 3u] = dots[h];
         }
         barrier();
         float before = most;
-        for (uint i = among; i < here; i += 64u)
-            most = max(most, split_score[own][i]);
+        for (uint i = among; i < here; i += 64u) {
+            float score = attention_cap(dot(split_dots[own][i], vec4(1.0)));
+            split_dots[own][i].x = score;
+            most = max(most, score);
+        }
         most = split_max_of(lane, most);
         float shrink = exp(before - most);
         norm *= shrink;
         for (uint i = among; i < here; i += 64u) {
-            float weight = exp(split_score[own][i] - most);
-            split_score[own][i] = weight;
+            float weight = exp(split_dots[own][i].x - most);
+            split_dots[own][i].x = weight;
             norm += weight;
         }
         if (among == 0u)
@@ -132,7 +134,7 @@ void attention(uint group, uint split, uint end) {
             for (uint i = slice; i < here; i += slices) {
                 vec4 value = kv_value(p0 + i, quad);
                 for (uint h = 0u; h < TOGETHER; h++)
-                    sums[h] += split_score[h][i] * value;
+                    sums[h] += split_dots[h][i].x * value;
             }
     }
     norm = split_sum_of(lane, norm);
@@ -173,27 +175,26 @@ void attention(uint group, uint split, uint end) {
     if (head < count && which < splits)
         record = records[((first + head) * SPLITS + which) * (quads + 1u)];
     if (head < TOGETHER)
-        split_score[0][lane] = record.x;
+        split_part[lane] = record.x;
     barrier();
     if (head < TOGETHER) {
         most = ATTENTION_LEAST;
         for (uint i = 0u; i < SPLITS; i++)
-            most = max(most, split_score[0][(head << 5) + i]);
+            most = max(most, split_part[(head << 5) + i]);
         float weight = exp(record.x - most);
-        split_score[1][lane] = weight;
-        split_score[2][lane] = weight * record.y;
+        split_dots[head][which].xy = vec2(weight, weight * record.y);
     }
     barrier();
     for (uint h = 0u; h < count; h++) {
         vec4 sum = vec4(0.0);
         if (slice < slices)
             for (uint i = slice; i < splits; i += slices)
-                sum += split_score[1][(h << 5) + i] *
+                sum += split_dots[h][i].x *
                        records[((first + h) * SPLITS + i) * (quads + 1u) + 1u + quad];
         sum = split_join(lane, quads, slices, sum);
         norm = 0.0;
         for (uint i = 0u; i < SPLITS; i++)
-            norm += split_score[2][(h << 5) + i];
+            norm += split_dots[h][i].y;
         if (lane < quads)
             result[(first + h) * quads + lane] = sum / norm;
     }

@@ -21,6 +21,7 @@ VULKAN_12 = {
     "shaderInt8": "int8",
     "storageBuffer8BitAccess": "storage8",
     "vulkanMemoryModel": "memory_model",
+    "vulkanMemoryModelDeviceScope": "device_scope",
     "bufferDeviceAddress": "buffer_address",
 }
 INT_DOT = {"shaderIntegerDotProduct": "int_dot"}
