@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder as Hugging Face's transformers writes it (config.json, safetensors in one file or many)
--> the tensors under the names that GGUF gives them.
+"""A folder as Hugging Face's transformers writes it (config.json, safetensors in one file or many,
+or ONNX) -> the tensors under the names that GGUF gives them.
 
 Nothing but the folder's own files is read, each with a bound. Names of tensors are those of the
 models' repositories; what a family's norms leave out (Gemma's weights stand for 1 + w) is added
@@ -28,6 +28,7 @@ from engine.importers.source import Bytes, TensorInfo
 
 MAX_JSON = 64 << 20  # bytes of a JSON file: the largest tokenizers need 35 MiB
 MAX_FILES = 1 << 10
+ONNX = "model.onnx"
 
 _TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -69,8 +70,9 @@ class Folder:
     """An open folder of a model: its JSON files and its tensors. A context manager."""
 
     def __init__(self, fd: int) -> None:
-        """Reads config.json and the headers of the safetensors files. The descriptor of the folder
-        stays the caller's and has to live as long as this.
+        """Reads config.json and the headers of the safetensors files, of which there are none when
+        the model is ONNX. The descriptor of the folder stays the caller's and has to live as long
+        as this.
 
         Raises:
             BadModel, UnsupportedModel: what is in it is damaged or not supported.
@@ -79,7 +81,7 @@ class Folder:
         self._fd = fd
         try:
             self.config = self.json("config.json")
-            self._own = self._tensors_by_name()
+            self._own = {} if self.is_onnx else self._tensors_by_name()
             self._pieces: dict[str, list[tuple[SafeTensors, TensorInfo]]] = {}
             self._plus_one: set[str] = set()
             self.tensors: Mapping[str, TensorInfo] = self._named()
@@ -106,6 +108,20 @@ class Folder:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise BadModel(f"The model's {name} is no file.")
         return fd
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether the model is a graph of its own instead of tensors of a family."""
+        weights = ("model.safetensors", "model.safetensors.index.json")
+        return self.has(ONNX) and not any(map(self.has, weights))
+
+    def onnx(self) -> int:
+        """The descriptor of the graph's file, open as long as this.
+
+        Raises:
+            BadModel
+        """
+        return self._open(ONNX)
 
     def has(self, name: str) -> bool:
         """Whether there is such a file."""
@@ -144,7 +160,7 @@ class Folder:
     def files(self) -> Iterator[tuple[str, int]]:
         """Names and descriptors of the files that make the model."""
         for name in sorted(os.listdir(self._fd)):
-            if name.endswith((".json", ".safetensors", ".jinja")):
+            if name.endswith((".json", ".safetensors", ".jinja")) or name == ONNX:
                 yield name, self._open(name)
 
     def _tensors_by_name(self) -> dict[str, tuple[SafeTensors, TensorInfo]]:

@@ -18,12 +18,13 @@ import numpy.typing as npt
 from engine import memory, pvrm
 from engine.errors import BadModel, PvrError
 from engine.graph import Graph, Weight, explain
-from engine.importers import ggml
+from engine.importers import ggml, onnx_wire
 from engine.importers.decoder import Model
 from engine.importers.families import import_model
 from engine.importers.gguf import Gguf
 from engine.importers.hf import Folder
 from engine.importers.hf_families import import_folder
+from engine.importers.onnx_decoder import DEFAULT_CONTEXT, import_onnx
 from engine.importers.source import pieces
 from engine.lower import weight_nbytes
 from engine.passes import optimise
@@ -97,7 +98,12 @@ def prepared(fd: int) -> Iterator[Prepared]:
         yield prepare(fd)
         return
     with Folder(fd) as folder:
-        model = import_folder(folder)
+        if folder.is_onnx:
+            context = folder.config.get("max_position_embeddings")
+            graph = onnx_wire.read(folder.onnx())
+            model = import_onnx(graph, context if isinstance(context, int) else DEFAULT_CONTEXT)
+        else:
+            model = import_folder(folder)
         tokens = import_folder_tokenizer(folder, int(model.graph.attrs["vocab"]))
         name = folder.config.get("_name_or_path")
         name = name if isinstance(name, str) else ""
