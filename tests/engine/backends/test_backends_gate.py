@@ -21,8 +21,8 @@ from engine.backends.gate import (
 )
 from engine.backends.vulkan import VulkanBackend, api
 from engine.errors import InvalidArgument
-from engine.importers.gguf import Gguf
 from engine.importers.families import import_model
+from engine.importers.gguf import Gguf
 from engine.lower import lower
 from engine.passes import optimise
 from engine.text.model import TextModel
