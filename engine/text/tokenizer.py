@@ -121,6 +121,7 @@ class Words:
     add_space_prefix: bool
     unknown: int | None = None
     normalizer: str = ""  # "NFC" where texts are normalised first
+    ignore_merges: bool = False  # a piece that is a token is taken as one, whatever the merges
 
 
 def import_tokenizer(file: Gguf, vocab: int) -> Data:
@@ -187,7 +188,7 @@ def assemble(words: Words, merges: Callable[[dict[str, int]], Pairs]) -> Data:
         known.setdefault(name if name not in known else f"\0{i}", i)
     pairs = merges(known)
     if words.kind == "gpt2":
-        library = _byte_level(known, pairs, words.pre)
+        library = _byte_level(known, pairs, words)
         if words.normalizer:
             library.normalizer = getattr(_tokenizers().normalizers, words.normalizer)()
     else:
@@ -256,6 +257,7 @@ def _words(file: Gguf, kind: str, pre: str, texts: Sequence[str], types: Sequenc
         file.bool("tokenizer.ggml.add_bos_token", adds),
         file.bool("tokenizer.ggml.add_space_prefix", kind == "llama"),
         unknown,
+        ignore_merges=pre == "llama-bpe",
     )
 
 
@@ -311,14 +313,15 @@ def _tokenizers() -> Any:
     return tokenizers
 
 
-def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str) -> Tokenizer:
+def _byte_level(vocab: dict[str, int], merges: Pairs, words: Words) -> Tokenizer:
     """Byte-level BPE. Bytes that the vocabulary lacks are left out, as llama.cpp does it."""
     hf = _tokenizers()
     library: Tokenizer = hf.Tokenizer(
-        hf.models.BPE(vocab, merges, ignore_merges=pre == "llama-bpe")
+        hf.models.BPE(vocab, merges, ignore_merges=words.ignore_merges)
     )
     cuts: list[Any] = [
-        hf.pre_tokenizers.Split(hf.Regex(pattern), behavior="isolated") for pattern in _SPLITS[pre]
+        hf.pre_tokenizers.Split(hf.Regex(pattern), behavior="isolated")
+        for pattern in _SPLITS[words.pre]
     ]
     cuts.append(hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     library.pre_tokenizer = hf.pre_tokenizers.Sequence(cuts)

@@ -49,7 +49,14 @@ def import_folder_tokenizer(folder: Folder, vocab: int) -> Data:
     texts, types = _tokens(data, model, vocab, bytewise)
     words = _settings(folder, data, model, texts, types)
     if bytewise:
-        words = replace(words, kind="gpt2", pre=_pre(data), normalizer=_normalizer(data))
+        words = replace(
+            words,
+            kind="gpt2",
+            pre=_pre(data),
+            add_space_prefix=False,
+            normalizer=_normalizer(data),
+            ignore_merges=model.get("ignore_merges") is True,
+        )
     merges = _merges(model)
     known = set(texts)
     return tokenizer.assemble(words, lambda names: tokenizer.usable(merges, names, known))
