@@ -19,38 +19,10 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import torch
-from data import halve, read_rgb
-from net import cubic
-from torch import Tensor
+from data import chroma, read_rgb, shrink, subsample
+from net import bicubic_phases
 
-SITINGS = {"left": (-0.125, 0.375), "centre": (-0.25, 0.25)}
-
-
-def chroma(rgb: Tensor) -> Tensor:
-    """Cb and Cr [2, H, W] of 8-bit RGB, limited range, not rounded."""
-    r, g, b = rgb
-    cb = 128 + (-37.797 * r - 74.203 * g + 112.0 * b) / 255
-    cr = 128 + (112.0 * r - 93.786 * g - 18.214 * b) / 255
-    return torch.stack([cb, cr])
-
-
-def subsample(c: Tensor, siting: str) -> Tensor:
-    """4:2:0 of [2, H, W], rounded."""
-    c = (c[:, 0::2] + c[:, 1::2]) / 2
-    if siting == "centre":
-        c = (c[:, :, 0::2] + c[:, :, 1::2]) / 2
-    else:
-        before = torch.cat([c[:, :, :1], c[:, :, 1:-1:2]], 2)
-        c = (before + 2 * c[:, :, 0::2] + c[:, :, 1::2]) / 4
-    return c.clamp(0, 255).round()
-
-
-def bicubic(siting: str) -> np.ndarray:
-    """The plain filters at the same positions, [4, 5, 5]."""
-    down = np.array([[cubic(t - 2 - o) for t in range(5)] for o in (-0.25, 0.25)])
-    across = np.array([[cubic(t - 2 - o) for t in range(5)] for o in SITINGS[siting]])
-    return np.stack([np.outer(down[p // 2], across[p % 2]) for p in range(4)])
+SITINGS = ("left", "centre")
 
 
 def rows_of(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +53,7 @@ def main() -> None:
             rgb = rgb[:, : rgb.shape[1] // 4 * 4, : rgb.shape[2] // 4 * 4]
             high = subsample(chroma(rgb), siting).numpy().astype(np.float64)
             low = (
-                subsample(chroma(halve(rgb).clamp(0, 255).round()), siting)
+                subsample(chroma(shrink(rgb, 2).clamp(0, 255).round()), siting)
                 .numpy()
                 .astype(np.float64)
             )
@@ -96,7 +68,7 @@ def main() -> None:
         filters = np.zeros((4, 25))
         filters[:, keep] = solved.T
         filters[:, 12] = 1 - filters.sum(1)
-        plain = bicubic(siting).reshape(4, 25)
+        plain = bicubic_phases(2, siting).double().numpy().reshape(4, 25)
         for low, high in planes:
             for a, b in zip(low, high, strict=True):
                 x, y = rows_of(a, b)

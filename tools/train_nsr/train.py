@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a luma network of the nsr family and writes its folded weights.
+"""Trains networks of the nsr family side by side on one device and writes their folded weights.
 
-    python train.py --data FOLDER --out FOLDER --channels 8 --blocks 4 --minutes 4 [--resume]
-                    [--bench FOLDER ...] [--seed 1] [--smoke]
+    python train.py --data FOLDER --out FOLDER --networks nsr-fast,nsr-fast-x4 --minutes 9
+                    [--resume] [--rate 0.5] [--start FOLDER] [--bench FOLDER ...] [--smoke]
 
---data holds photographs (a list of those used goes to the log); --bench folders hold NAME_HR.png
-and NAME_LR.png, which are only measured, never trained on and never used to choose weights: the
-average of the weights at the end is what counts. The learning rate follows the clock, so a run
-takes the minutes that it is given. OUT gets NAME.npz (folded float32 weights), NAME.ckpt (to go on
-with --resume) and NAME.log.
+--data holds pictures (a list of those used goes to the log); --bench folders hold
+image_SRF_<scale>/NAME_HR.png and NAME_LR.png, which are only measured, never trained on and never
+used to choose weights: the average of the weights at the end is what counts. The learning rate
+follows the clock, so a run ends `minutes` after its start, preparation included. OUT gets NAME.npz
+(folded float32 weights: all that --resume needs) and NAME.log. A network begins with --resume's
+NAME.npz, or with the weights that family.py names, looked for in OUT and then in --start, or at
+random. Each network has a thread, a stream and a captured step of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +18,24 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import threading
 import time
+import traceback
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from data import Benchmark, Crops
+from data import Benchmark, Crops, Photographs, Planes
+from degrade import codec
+from family import NETWORKS, Network
 from net import Nsr
+
+SQUARED_FROM = 0.7  # share of the time after which the loss is L2
+WARM_UP_S = 4.0
+REPORTS = 12  # reports and checkpoints of a run
+AVERAGE = 0.0005  # weight of a step in the running average
+BURST = 20  # steps between two looks at the clock
 
 
 def parse() -> argparse.Namespace:
@@ -30,24 +43,12 @@ def parse() -> argparse.Namespace:
     p.add_argument("--data", type=Path, required=True)
     p.add_argument("--bench", type=Path, action="append", default=[])
     p.add_argument("--out", type=Path, required=True)
-    p.add_argument("--name", default="nsr-fast")
-    p.add_argument("--channels", type=int, default=8)
-    p.add_argument("--blocks", type=int, default=4)
-    p.add_argument("--minutes", type=float, default=4)
-    p.add_argument("--batch", type=int, default=64)
-    p.add_argument(
-        "--patch", type=int, default=60, help="side of the low-resolution patch, context included"
-    )
-    p.add_argument("--lr", type=float, default=1e-3)
-    p.add_argument(
-        "--l2", type=float, default=0.75, help="share of the time after which the loss is L2"
-    )
-    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--start", type=Path)
+    p.add_argument("--networks", required=True, help="names of family.py, joined by commas")
+    p.add_argument("--minutes", type=float, default=9)
+    p.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
     p.add_argument("--resume", action="store_true")
-    p.add_argument("--eager", action="store_true", help="do not capture the step in a CUDA graph")
-    p.add_argument(
-        "--smoke", action="store_true", help="two pictures, a few steps: does it run at all?"
-    )
+    p.add_argument("--smoke", action="store_true", help="two pictures, a few steps: does it run?")
     return p.parse_args()
 
 
@@ -56,136 +57,233 @@ class Trainer:
     is CUDA.
     """
 
-    def __init__(self, args: argparse.Namespace, crops: Crops, device: torch.device) -> None:
-        self.args, self.crops, self.device = args, crops, device
-        self.net = Nsr(args.channels, args.blocks).to(device)
-        self.mean = Nsr(args.channels, args.blocks).to(device)
-        self.mean.load_state_dict(self.net.state_dict())
-        self.rate = torch.tensor(args.lr, device=device)
-        self.squared = torch.zeros((), device=device)  # 0: L1, 1: L2
-        cuda = device.type == "cuda"
-        self.opt = torch.optim.Adam(
-            self.net.parameters(), lr=self.rate, betas=(0.9, 0.99), capturable=cuda, foreach=cuda
+    def __init__(self, network: Network, planes: Planes) -> None:
+        self.network, self.device = network, planes.device
+        torch.manual_seed(network.seed)
+        self.net = Nsr(network.shape).to(self.device)
+        self.mean = Nsr(network.shape).to(self.device)
+        degrade = codec if network.flavour == "compressed" else None
+        self.crops = Crops(
+            planes, network.patch, self.net.radius, network.batch, network.seed, degrade
         )
-        self.loss = torch.zeros((), device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.rate = torch.zeros((), device=self.device)
+        self.squared = torch.zeros((), device=self.device)  # 0: L1, 1: L2
+        self.cuda = self.device.type == "cuda"
+        self.opt = torch.optim.Adam(
+            self.net.parameters(),
+            lr=self.rate,
+            betas=(0.9, 0.99),
+            capturable=self.cuda,
+            fused=self.cuda,
+        )
+        self.loss = torch.zeros((), device=self.device)
+        self.dtype = torch.bfloat16 if network.half and self.cuda else torch.float32
+        self.steps = 0
 
     def _step(self) -> None:
-        lr, hr = self.crops.batch(self.args.batch)
-        e = self.net(lr) - hr
+        low, high = self.crops.batch()
+        e = self.net(low, self.dtype) - high
         # The factor brings both gradients to a like size near the end of training (|e| is about
         # 0.01).
-        loss = (1 - self.squared) * e.abs().mean() + self.squared * 30 * e.square().mean()
+        square = e.square().mean()
+        loss = (1 - self.squared) * e.abs().mean() + self.squared * 30 * square
         self.opt.zero_grad(set_to_none=False)
         loss.backward()
         self.opt.step()
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.mean.parameters()), list(self.net.parameters()), 0.0005)
-            self.loss.lerp_(e.square().mean(), 0.01)
+            mean, now = list(self.mean.parameters()), list(self.net.parameters())
+            torch._foreach_lerp_(mean, now, AVERAGE)
+            self.loss.lerp_(square, 0.01)
+
+    def capture(self) -> None:
+        """Captures the step; the learning rate is 0 meanwhile."""
+        if not self.cuda:
+            return
+        self.stream = torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(3):
+                self._step()
+        self.stream.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._step()
+
+    def begin_with(self, saved: dict[str, Any] | None) -> None:
+        if saved is not None:
+            self.net.start_from(saved)
+        self.mean.load_state_dict(self.net.state_dict())
 
     def step(self) -> None:
-        if self.device.type != "cuda" or self.args.eager:
+        if self.cuda:
+            self.graph.replay()
+        else:
             self._step()
-            return
-        if self.graph is None:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(5):
-                    self._step()
-            torch.cuda.current_stream().wait_stream(stream)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self._step()
-        self.graph.replay()
+        self.steps += 1
 
-    def state(self, step: int) -> dict[str, object]:
-        return {
-            "net": self.net.state_dict(),
-            "mean": self.mean.state_dict(),
-            "opt": self.opt.state_dict(),
-            "step": step,
+
+class Run:
+    """The trainings of one process."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.began = time.monotonic()
+        self.lock = threading.Lock()
+        self.measuring = threading.Lock()
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        paths = sorted(p for p in args.data.iterdir() if p.suffix in (".jpg", ".png"))
+        self.paths = [paths[0], paths[-1]] if args.smoke else paths
+        photographs = Photographs(self.paths, self.device)
+        networks = [NETWORKS[name] for name in args.networks.split(",")]
+        least = max(n.patch for n in networks)
+        kinds = {(n.shape.scale, n.shape.siting) for n in networks}
+        self.planes = {kind: Planes(photographs, *kind, least) for kind in sorted(kinds)}
+        self.benches = {
+            scale: [Benchmark(b, scale, self.device) for b in args.bench] for scale in (2, 3, 4)
         }
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+        self.trainers = []
+        for n in networks:
+            trainer = Trainer(n, self.planes[n.shape.scale, n.shape.siting])
+            trainer.capture()
+            self.trainers.append(trainer)
+        # Everything that trains is captured by now; what is left to run is measuring.
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False
+
+    def say(self, name: str, **values: object) -> None:
+        line = json.dumps(values)
+        with self.lock:
+            with open(self.args.out / f"{name}.log", "a", encoding="utf-8") as log:
+                log.write(line + "\n")
+            print(name, line, flush=True)
+
+    def saved(self, network: Network) -> tuple[str, dict[str, Any] | None]:
+        """Where a network's first weights come from, and they."""
+        out = self.args.out
+        places = [out / f"{network.name}.npz"] if self.args.resume else []
+        if network.start:
+            places += [out / f"{network.start}.npz"] if network.start != network.name else []
+            places += [self.args.start / f"{network.start}.npz"] if self.args.start else []
+        for place in places:
+            if place.exists():
+                return str(place), dict(np.load(place))
+        return "", None
+
+    def scores(self, trainer: Trainer) -> dict[str, float]:
+        shape = trainer.network.shape
+        if shape.siting:
+            return {}
+        with self.measuring:
+            return {
+                b.name: round(b.psnr(trainer.mean, shape.convs), 3)
+                for b in self.benches[shape.scale]
+                if b.pairs
+            }
+
+    def save(self, trainer: Trainer, spent: float) -> None:
+        n = trainer.network
+        meta = {
+            "name": n.name,
+            "tier": n.tier,
+            "flavour": n.flavour,
+            "seed": n.seed,
+            "minutes": round(spent / 60, 2),
+            "steps": trainer.steps,
+        }
+        target = self.args.out / f"{n.name}.npz"
+        part = target.with_suffix(".part.npz")
+        np.savez(
+            part,
+            scale=np.int32(n.shape.scale),
+            skip=np.array(n.shape.skip, np.int32).reshape(-1, 2),
+            meta=json.dumps(meta),
+            **trainer.mean.folded(),
+        )
+        part.replace(target)
+
+    def train(self, trainer: Trainer) -> None:
+        n, args = trainer.network, self.args
+        total = args.minutes * 60
+        first = time.monotonic() - self.began
+        # With --resume every network has its start and takes the whole time.
+        start = first if args.resume else max(first, total * n.begin)
+        seconds = total * (1.0 if args.resume else n.end) - start
+        time.sleep(0 if args.smoke else max(0.0, start - first))
+        place, saved = self.saved(n)
+        trainer.begin_with(saved)
+        planes = trainer.crops.planes
+        self.say(
+            n.name,
+            event="start",
+            network=str(n),
+            macs=n.shape.macs,
+            began_with=Path(place).name,
+            pictures=len(self.paths),
+            pixels=planes.pixels,
+            torch=torch.__version__,
+            device=torch.cuda.get_device_name() if trainer.cuda else "cpu",
+            dtype=str(trainer.dtype),
+            prepared_s=round(first, 1),
+        )
+        began, told = time.monotonic(), 0
+        while True:
+            spent = time.monotonic() - began
+            part = spent / seconds
+            if part >= 1 or (args.smoke and trainer.steps >= 8):
+                break
+            warm = min(1.0, (spent + 0.1) / WARM_UP_S)
+            rate = args.rate * n.rate * warm * 0.5 * (1 + math.cos(math.pi * part))
+            trainer.rate.fill_(max(rate, 1e-6))
+            trainer.squared.fill_(float(part >= SQUARED_FROM))
+            for _ in range(2 if args.smoke else BURST):
+                trainer.step()
+            if trainer.cuda:
+                trainer.stream.synchronize()
+            if int(part * REPORTS) > told:
+                told = int(part * REPORTS)
+                self.save(trainer, spent)
+                self.say(
+                    n.name,
+                    step=trainer.steps,
+                    spent=round(spent, 1),
+                    train_psnr=round(-10 * math.log10(float(trainer.loss) + 1e-12), 3),
+                    rate=round(rate, 7),
+                    **self.scores(trainer),
+                )
+        self.save(trainer, spent)
+        self.say(
+            n.name, event="end", step=trainer.steps, spent=round(spent, 1), **self.scores(trainer)
+        )
+
+    def _guarded(self, trainer: Trainer) -> None:
+        """One network's failure is told and leaves the others running."""
+        try:
+            if trainer.cuda:
+                with torch.cuda.stream(trainer.stream):
+                    self.train(trainer)
+            else:
+                self.train(trainer)
+        except Exception:
+            self.say(trainer.network.name, event="failed", why=traceback.format_exc())
+
+    def run(self) -> None:
+        if self.device.type == "cpu":
+            for trainer in self.trainers:
+                self._guarded(trainer)
+            return
+        threads = [threading.Thread(target=self._guarded, args=(t,)) for t in self.trainers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 def main() -> None:
     args = parse()
-    torch.manual_seed(args.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = True
     args.out.mkdir(parents=True, exist_ok=True)
-
-    def say(**values: object) -> None:
-        line = json.dumps(values)
-        with open(args.out / f"{args.name}.log", "a", encoding="utf-8") as log:
-            log.write(line + "\n")
-        print(line, flush=True)
-
-    began = time.monotonic()
-    paths = sorted(p for p in args.data.iterdir() if p.suffix in (".jpg", ".png"))[
-        : 2 if args.smoke else None
-    ]
-    radius = args.blocks + 2
-    crops = Crops(paths, device, args.patch, radius)
-    benches = [Benchmark(b, device) for b in args.bench]
-    trainer = Trainer(args, crops, device)
-    step = 0
-    checkpoint = args.out / f"{args.name}.ckpt"
-    if args.resume and checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=device)
-        trainer.net.load_state_dict(saved["net"])
-        trainer.mean.load_state_dict(saved["mean"])
-        step = saved["step"]
-    say(
-        event="start",
-        args={k: str(v) for k, v in vars(args).items() if k not in ("data", "out", "bench")},
-        pictures=[p.name for p in paths],
-        pixels=crops.pixels,
-        torch=torch.__version__,
-        step=step,
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        prepare_s=round(time.monotonic() - began, 1),
-    )
-
-    def save() -> None:
-        torch.save(trainer.state(step), checkpoint)
-        np.savez(
-            args.out / f"{args.name}.npz",
-            **{k: v.float().cpu().numpy() for k, v in trainer.mean.folded().items()},
-        )
-
-    began = time.monotonic()
-    seconds = args.minutes * 60
-    told = 0.0
-    while True:
-        spent = time.monotonic() - began
-        part = spent / seconds
-        if part >= 1 or (args.smoke and step >= 20):
-            break
-        warm = min(1.0, (spent + 0.1) / 3)
-        trainer.rate.fill_(max(args.lr * warm * 0.5 * (1 + math.cos(math.pi * part)), 1e-6))
-        trainer.squared.fill_(float(part >= args.l2))
-        for _ in range(4 if args.smoke else 50):
-            trainer.step()
-            step += 1
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if part - told >= 0.05:
-            told = part
-            scores = {b.name: round(b.psnr(trainer.mean, radius), 3) for b in benches}
-            psnr = -10 * math.log10(float(trainer.loss) + 1e-12)
-            say(
-                step=step,
-                spent=round(spent, 1),
-                train_psnr=round(psnr, 3),
-                rate=float(trainer.rate),
-                **scores,
-            )
-            save()
-    save()
-    scores = {b.name: round(b.psnr(trainer.mean, radius), 3) for b in benches}
-    say(event="end", step=step, spent=round(time.monotonic() - began, 1), **scores)
+    Run(args).run()
 
 
 if __name__ == "__main__":
