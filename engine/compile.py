@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles somebody's network that enlarges pictures into a model that pvrd runs.
+"""Compiles somebody's network into a model that pvrd runs.
 
     python -m engine.compile FILE [-o OUT.pvrm] [--weights f16|q8] [--profile NAME] [--name NAME]
         [--licence TEXT] [--explain] [--json]
 
-FILE is ONNX, ncnn's .param or .bin (the other one beside it), or a checkpoint (.pth, .safetensors:
-needs PyTorch and spandrel). What is not run is named with its node, and nothing is written then.
---profile says how the network would run on a device of that profile. With --json there is one
-object on standard output, {"error", "message"} where it failed. Exit status 0; 5: the file is no
-network that is run; 2: wrong usage; 1: the result cannot be written.
+FILE is a language model: a Hugging Face folder or GGUF (--weights is for its float matrices), or a
+network that enlarges pictures: ONNX, ncnn's .param or .bin (the other one beside it), or a
+checkpoint (.pth, .safetensors: needs PyTorch and spandrel). What is not run is named with its
+node, and nothing is written then. --profile says how the network would run on a device of that
+profile. With --json there is one object on standard output, {"error", "message"} where it failed.
+Exit status 0; 5: the file is no network that is run; 2: wrong usage; 1: the result cannot be
+written.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from engine.backends.profiles import Profile
 from engine.errors import InvalidArgument, PvrError
 from engine.graph import Graph, explain
 from engine.importers import convnets
+from engine.text import compiled
 from engine.video import convnet, convnet_pack
 from engine.video.convnet_colour import planes
 from engine.video.convnet_graph import Net
@@ -118,6 +121,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     try:
+        if compiled.is_source(args.file):
+            return _text_model(args)
         net = convnets.load(args.file)
         target = args.output or args.file.with_suffix(".pvrm")
         ready = convnet.prepared(net)
@@ -137,6 +142,32 @@ def main(argv: list[str] | None = None) -> int:
     if args.explain:
         text.append(explain(Graph((), {}, log=ready.log)))
     print(json.dumps({**facts, "text": "\n".join(text)}) if args.json else "\n".join(text))
+    return OK
+
+
+def _text_model(args: argparse.Namespace) -> int:
+    """Compiles a language model.
+
+    Raises:
+        InvalidArgument: an option that is for pictures alone.
+        BadModel, UnsupportedModel, PvrError, OSError
+    """
+    if args.profile or args.licence:
+        raise InvalidArgument("--profile and --licence are for networks that enlarge pictures.")
+    source = Path(os.path.abspath(args.file))
+    stem = source.name if source.is_dir() else source.stem
+    target = args.output or source.with_name(f"{stem}.pvrm")
+    wished = "" if args.weights == "f16" else args.weights
+    info, graph = compiled.write(args.file, target, wished, args.name or "")
+    text = (
+        f"{target}: {info['arch']}, {info['layers']} layers, {info['parameters'] / 1e6:.1f} million"
+        f" parameters in {info['format']}, {len(graph.nodes)} operations,"
+        f" {target.stat().st_size >> 20} MiB."
+    )
+    if args.explain:
+        text += "\n" + explain(graph)
+    facts = {"source": str(args.file), "output": str(target), **info, "nodes": len(graph.nodes)}
+    print(json.dumps({**facts, "text": text}) if args.json else text)
     return OK
 
 

@@ -97,8 +97,9 @@ def vector(kind: Type, raw: Raw) -> npt.NDArray[np.float32]:
     return raw.view({"F32": "<f4", "F16": "<f2"}[kind.name]).astype(np.float32)
 
 
-def pack_rows(kind: Type, raw: Raw, n: int, k: int, name: str) -> weights.Words:
-    """n rows of k elements as they lie in the file -> packed in `kind.format`.
+def pack_rows(kind: Type, raw: Raw, n: int, k: int, name: str, fmt: str = "") -> weights.Words:
+    """n rows of k elements as they lie in the file -> packed in `kind.format`; floats in `fmt`, if
+    that is given.
 
     Raises:
         UnsupportedModel: values that are no finite numbers or do not fit a half.
@@ -107,7 +108,7 @@ def pack_rows(kind: Type, raw: Raw, n: int, k: int, name: str) -> weights.Words:
         values = vector(kind, raw).reshape(n, k)
         # One pass over the data: the greatest magnitude is NaN or infinite when any value is.
         _check(np.abs(values).max(), name)
-        return weights.pack_f16(values)
+        return weights.pack(fmt or kind.format, values)
     blocks = raw.reshape(n, k // kind.block, kind.nbytes)
     if kind.name in kquants.PARTS:
         return _pack_k(kquants.PARTS[kind.name](blocks), kind.format, n, k, name)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout: which internal format each matrix gets, and which matrices become one.
 
-Every source type has one internal format (engine/importers/ggml.py).
+Every source type has one internal format (engine/importers/ggml.py); floats become what the graph's
+attribute `weights` says, if it says something.
 Matrices of one product that share a format are laid under each other, as long as each but the last
 fills its tiles of 16 rows.
 """
@@ -20,8 +21,9 @@ TILE = "tile16"
 
 def pack(graph: Graph) -> Graph:
     """Decides `format` and `layout` of each matrix and joins those of fused products."""
+    wished = str(graph.attrs.get("weights", ""))
     formatted = {
-        w.name: w if w.format else replace(w, format=ggml.TYPES[w.source].format, layout=TILE)
+        w.name: w if w.format else replace(w, format=_format(w, wished), layout=TILE)
         for w in graph.weights.values()
     }
     nodes: list[Node] = []
@@ -40,6 +42,11 @@ def pack(graph: Graph) -> Graph:
     formats = ", ".join(f"{count} {fmt}" for fmt, count in sorted(counts.items()))
     note = f"matrices in tiles of {ROWS} rows: {formats}; {joined} joined to another"
     return changed(graph, "pack", note, nodes, weights=kept)
+
+
+def _format(w: Weight, wished: str) -> str:
+    kind = ggml.TYPES[w.source]
+    return wished if wished and kind.block == 1 else kind.format
 
 
 def _join(name: str, weights: list[Weight]) -> list[Weight]:

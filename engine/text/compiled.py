@@ -10,6 +10,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from engine.graph import Graph, Weight, explain
 from engine.importers import ggml, onnx_wire
 from engine.importers.decoder import Model
 from engine.importers.families import import_model
-from engine.importers.gguf import Gguf
+from engine.importers.gguf import MAGIC, Gguf
 from engine.importers.hf import Folder
 from engine.importers.hf_families import import_folder
 from engine.importers.onnx_decoder import DEFAULT_CONTEXT, import_onnx
@@ -70,7 +71,7 @@ def _weight_chunks(model: Model, weight: Weight) -> Iterator[npt.NDArray[Any]]:
                     raise BadModel(f"The tensor {tensor.name} holds values that are no numbers.")
                 yield values
             else:
-                yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name)
+                yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name, weight.format)
 
 
 def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
@@ -87,15 +88,16 @@ def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
 
 
 @contextmanager
-def prepared(fd: int) -> Iterator[Prepared]:
+def prepared(fd: int, weights: str = "") -> Iterator[Prepared]:
     """Metadata and blobs of the compiled model of a GGUF file or a folder; the blobs read it when
-    they are written, which has to be within the context.
+    they are written, which has to be within the context. `weights`: the format that float matrices
+    get ("": halves).
 
     Raises:
         BadModel, UnsupportedModel
     """
     if not _is_folder(fd):
-        yield prepare(fd)
+        yield prepare(fd, weights)
         return
     with Folder(fd) as folder:
         if folder.is_onnx:
@@ -107,10 +109,10 @@ def prepared(fd: int) -> Iterator[Prepared]:
         tokens = import_folder_tokenizer(folder, int(model.graph.attrs["vocab"]))
         name = folder.config.get("_name_or_path")
         name = name if isinstance(name, str) else ""
-        yield _described_source(fd, model, tokens, name, chat_template(folder))
+        yield _described_source(fd, model, tokens, name, chat_template(folder), weights)
 
 
-def prepare(fd: int) -> Prepared:
+def prepare(fd: int, weights: str = "") -> Prepared:
     """`prepared` of a GGUF file, which has to stay open.
 
     Raises:
@@ -122,13 +124,14 @@ def prepare(fd: int) -> Prepared:
     template = None
     if "tokenizer.chat_template" in file.metadata:
         template = file.text("tokenizer.chat_template")
-    return _described_source(fd, model, tokens, file.text("general.name", ""), template)
+    return _described_source(fd, model, tokens, file.text("general.name", ""), template, weights)
 
 
 def _described_source(
-    fd: int, model: Model, tokens: Data, name: str, template: str | None
+    fd: int, model: Model, tokens: Data, name: str, template: str | None, weights: str
 ) -> Prepared:
-    graph = optimise(model.graph)
+    attrs = {**model.graph.attrs, "weights": weights} if weights else model.graph.attrs
+    graph = optimise(replace(model.graph, attrs=attrs))
     blobs = [_weight_blob(model, w) for w in graph.weights.values()]
     library = np.frombuffer(tokens.library, np.uint8)
     blobs.append(pvrm.array_blob("tokenizer/library", library, "json"))
@@ -144,6 +147,41 @@ def _described_source(
         "template": template,
     }
     return metadata, blobs
+
+
+def is_source(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder or a GGUF file: what becomes a text model."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        return _is_folder(fd) or (regular and os.pread(fd, len(MAGIC), 0) == MAGIC)
+    finally:
+        os.close(fd)
+
+
+def write(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], weights: str, name: str
+) -> tuple[dict[str, Any], Graph]:
+    """Compiles a source to a file; what users see of the model, and its graph. `name`: what it
+    calls itself, "" for what the source says.
+
+    Raises:
+        BadModel, UnsupportedModel
+        PvrError: the file cannot be written.
+        OSError: the source cannot be opened.
+    """
+    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with prepared(fd, weights) as (metadata, blobs):
+            metadata = {**metadata, "name": name or metadata["name"]}
+            pvrm.write(target, metadata, blobs)
+    finally:
+        os.close(fd)
+    graph = Graph.from_json(metadata["graph"])
+    return info(metadata, graph), graph
 
 
 def info(metadata: dict[str, Any], graph: Graph) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a model that pvrd runs of somebody's network that enlarges pictures."""
+"""Makes a model that pvrd runs of a language model or of a network that enlarges pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _SUFFIXES = (".param", ".bin", ".pth", ".pt", ".ckpt", ".safetensors")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl compile`."""
     parser.add_argument(
-        "file", metavar="FILE", help="ONNX, ncnn's .param or .bin, or a checkpoint (.pth)"
+        "file",
+        metavar="FILE",
+        help="a language model (Hugging Face folder, GGUF), or a network for pictures (ONNX, ncnn's"
+        " .param or .bin, a checkpoint)",
     )
     parser.add_argument("-o", "--output", metavar="OUT.pvrm", help="default: beside FILE")
     weights_option(parser)
@@ -87,11 +90,11 @@ def ready(file: str, weights: str) -> Iterator[str]:
     Raises:
         CtlError: as `run`.
     """
-    if not file.lower().endswith(_SUFFIXES):
+    if not file.lower().endswith(_SUFFIXES) and not os.path.isdir(file):
         yield file
         return
     with tempfile.TemporaryDirectory(prefix="pvrctl-") as folder:
         path = os.path.join(folder, "model.pvrm")
-        name = os.path.splitext(os.path.basename(file))[0]
+        name = os.path.splitext(os.path.basename(os.path.abspath(file)))[0]
         _compiled(file, [f"--output={path}", f"--name={name}", f"--weights={weights}"])
         yield path

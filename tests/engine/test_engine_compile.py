@@ -115,7 +115,7 @@ def test_pvrctl_compile(source: Path, tmp_path: Path) -> None:
     ("args", "code", "message"),
     [
         (["none.onnx"], 5, "cannot be opened"),
-        (["."], 5, "no regular file"),
+        (["."], 5, "config.json"),
         (["--weights", "q3", "a"], 2, "q3"),
         (["--profile", "toaster", "a.onnx"], 2, "toaster"),
     ],

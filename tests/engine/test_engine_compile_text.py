@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`engine.compile` of language models: folders and GGUF files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import compile
+from engine.backends.null import NullBackend
+from engine.text.model import TextModel
+from tests.engine.family_models import CASES, IDS, write_folder, write_gguf, write_tokenizer_json
+
+Capture = pytest.CaptureFixture[str]
+
+
+def logits(path: Path) -> np.ndarray:
+    model = TextModel.load(path, "", NullBackend(reference=True))
+    state = model.state()
+    state.run(IDS, True)
+    out = state.logits()
+    state.close()
+    model.close()
+    return out
+
+
+def test_a_folder(tmp_path: Path, capsys: Capture) -> None:
+    source = write_tokenizer_json(write_folder(tmp_path / "qwen3", CASES["qwen3"]))
+    assert compile.main([str(source), "--json", "--explain"]) == compile.OK
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["output"] == str(tmp_path / "qwen3.pvrm")
+    assert (facts["arch"], facts["format"], facts["layers"]) == ("qwen3", "f16", 2)
+    assert "fuse_qkv" in facts["text"]
+    np.testing.assert_array_equal(logits(tmp_path / "qwen3.pvrm"), logits(source))
+
+
+def test_float_matrices_in_eight_bits(tmp_path: Path, capsys: Capture) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
+    args = [str(source), "-o", str(tmp_path / "q8.pvrm"), "--weights", "q8", "--name", "small"]
+    assert compile.main(args) == compile.OK
+    assert "million parameters in q8" in capsys.readouterr().out
+    rounded, exact = logits(tmp_path / "q8.pvrm"), logits(source)
+    assert 0 < np.abs(rounded - exact).max() < 0.3
+    # Matrices that are no floats stay what they are.
+    source = write_gguf(tmp_path / "q4.gguf", CASES["llama"], "Q4_0")
+    args = [str(source), "-o", str(tmp_path / "o.pvrm"), "--weights", "q8", "--json"]
+    assert compile.main(args) == compile.OK
+    assert json.loads(capsys.readouterr().out)["format"] == "q4"
+
+
+def test_what_does_not_go(tmp_path: Path, capsys: Capture) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
+    assert compile.main([str(source), "--profile", "phone"]) == compile.NOT_RUN
+    assert "enlarge pictures" in capsys.readouterr().err
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert compile.main([str(empty), "--json"]) == compile.NOT_RUN
+    assert "config.json" in json.loads(capsys.readouterr().out)["message"]
+    assert not (tmp_path / "empty.pvrm").exists()
