@@ -79,10 +79,18 @@ def at_least(low: int) -> Callable[[str], int]:
     return number
 
 
-def from_environment(name: str) -> str | None:
-    """An option's value from its twin in the environment, for argparse to check as if it were
-    given."""
-    return os.environ.get(name) or None
+def from_environment(name: str) -> int | None:
+    """An option's value from its twin in the environment, an integer from 0 on; None without it.
+
+    Raises:
+        CtlError: it is something else.
+    """
+    text = os.environ.get(name)
+    try:
+        return at_least(0)(text) if text else None
+    except ValueError as error:
+        sentence = f"{name} is an integer from 0 on, not {output.plain(text or '')}."
+        raise errors.CtlError(sentence, errors.USAGE, "InvalidArgument") from error
 
 
 def engine_program(module: str, arguments: list[str]) -> tuple[list[str], dict[str, str]]:

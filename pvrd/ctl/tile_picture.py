@@ -26,7 +26,7 @@ def draw(tile_map: str, width: int, height: int, path: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    columns, rows, across, down, runs = (tile_map.split(" ", 4) + ["0"] * 5)[:5]
+    columns, rows, across, down, runs = (tile_map or "1 1 0 0 ").split(" ", 4)
     told = chain.from_iterable(
         repeat(letter, int(count)) for count, letter in re.findall(r"(\d+)([a-z])", runs)
     )
@@ -37,7 +37,7 @@ def draw(tile_map: str, width: int, height: int, path: str) -> None:
         row = _cell(y, down, rows)
         line = bytearray(1)  # the row's filter: none
         edge = y and row != _cell(y - 1, down, rows)
-        for column in range(max(1, int(columns))):
+        for column in range(int(columns)):
             first, last = (min(width, round(float(across) * (column + n))) for n in (0, 1))
             last = width if column + 1 >= int(columns) else last
             place = row * int(columns) + column

@@ -108,7 +108,8 @@ class VideoTask:
             str(message.get("unchanged") or "exact"),
         )
         self._mapped = bool(message.get("map"))
-        self._slice_s, self._quick_s = 0.0, QUICK_S * self._out_format.width * fmt.height
+        pixels = self._out_format.width * self._out_format.height
+        self._slice_s, self._quick_s = 0.0, QUICK_S * pixels
         planes = planes_of(layout["in"]["planes"], fmt)
         out_planes = planes_of(layout["out"]["planes"], self._out_format)
         self._slots = [

@@ -159,6 +159,23 @@ def test_pictures(fake, tmp_path: Path, data: bytes, name: str) -> None:
     assert fake.expect("options", stream=True)["format"] == "png"
 
 
+def test_sizes_and_tiles_go_to_the_daemon(fake, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.png", tmp_path / "b.png"
+    source.write_bytes(PNG)
+    files = [str(source), str(target)]
+    env = {**fake.env, "PVRD_TILE": "64", "PVRD_OVERLAP": "8"}
+    assert fake.run("upscale", "--scale", "2.5", *files, env=env).code == 0
+    options = fake.expect("options", stream=True)
+    assert (options["scale"], options["tile"], options["overlap"]) == (2.5, 64, 8)
+    assert fake.run("upscale", "--size", "90x60", "--tile", "32", *files, env=env).code == 0
+    options = fake.expect("options", stream=True)
+    assert (options["out_width"], options["out_height"], options["tile"]) == (90, 60, 32)
+    for wrong in (["--scale", "9"], ["--size", "90"], ["--size", "0x4"], ["--tile", "-1"]):
+        assert fake.run("upscale", *wrong, *files).code == 2
+    many = fake.run("upscale", *files, env={**env, "PVRD_TILE": "many"})
+    assert "PVRD_TILE" in many.failed(2)
+
+
 def test_a_picture_through_pipes(fake) -> None:
     done = fake.run("upscale", "--format", "jpeg", "-", "-", stdin=PNG)
     assert (done.code, done.out) == (0, PNG * 2)
