@@ -63,7 +63,7 @@ class Variant:
     @property
     def rounds(self) -> bool:
         """Does it round what it multiplies to halves or int8?"""
-        return bool(self.needs & {"fp16", "int_dot"})
+        return bool(self.needs & {"fp16", "int_dot", "coopmat"})
 
 
 @dataclass(frozen=True)
