@@ -23,6 +23,8 @@ from engine.backends.base import Backend, DeviceInfo
 from engine.program import Binding, Buffer, Call, Program
 from kernels import kv, weights
 from kernels.contract import N_TOKENS, PARAM_WORDS
+from kernels.conv2d import op as conv2d
+from kernels.maps import Geometry
 from kernels.nsr import op as nsr
 from kernels.text import FORMAT_NAMES
 from kernels.topk.op import RECORD_WORDS, part_nbytes
@@ -84,6 +86,8 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         return _attention(op, push, most_bytes)
     if op == "nsr":
         return _frame(op, push, most_bytes)
+    if op == "conv2d":
+        return _maps(op, push, most_bytes)
     return None
 
 
@@ -98,6 +102,22 @@ def _frame(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial:
     sizes = {"src": width * height, "w": 4 * nsr.words(channels, layers)}
     sizes["dst"] = 4 * width * height
     return Trial(f"{op} {channels}x{layers}", op, given, sizes, (1, 0, 0, 0, width, height))
+
+
+def _maps(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial:
+    """A convolution of these channels on a picture."""
+    fmt, cin, cout, k = FORMAT_NAMES[int(push["fmt"])], push["cin"], push["cout"], push["k"]
+    xl, yl = int(push["xl"]), int(push["yl"])
+    width, height = _PICTURE
+    while True:
+        g = Geometry(width, height, max(1, k // 2))
+        x, y = g.nbytes(-(-cin // xl), xl), g.nbytes(-(-cout // yl), yl)
+        if max(x, y) <= most_bytes or height <= 8:
+            break
+        height //= 2
+    given = {**push, "residual": 0, **g.push()}
+    sizes = {"x": x, "w": conv2d.nbytes(fmt, cin, cout, k), "r": y, "y": y}
+    return Trial(f"{op} {fmt} {k}x{k} {cin}->{cout}", op, given, sizes, (1, 0, 0))
 
 
 def _attention(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial:

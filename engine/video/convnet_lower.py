@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from engine.video.convnet_layout import Buffers, Layout, buffers, layout
 from kernels import maps
 from kernels import op as contract_of
 from kernels.contract import FORMATS, PARAM_WORDS
+from kernels.conv2d.op import MATRIX_K
 from kernels.maps import Geometry
 from kernels.pointwise.op import ALONE, PRODUCT, SUM
 
@@ -120,6 +122,11 @@ def lower(
     return _Lowering(given, planes, width, height, device, part_macs, allow).program()
 
 
+def _plain(allow: Allow, op: str, variant: str) -> bool:
+    """Those variants alone that have no limits of their own."""
+    return contract_of(op).variant(variant).baseline and allow(op, variant)
+
+
 class _Lowering:
     def __init__(
         self,
@@ -204,7 +211,10 @@ class _Lowering:
         self, name: str, push: Mapping[str, Any], *bindings: Binding, fmt: str | None = None
     ) -> Call:
         contract = contract_of(name)
-        variant = choose(contract, self.device, fmt, self.allow, push)
+        allow = self.allow
+        if name == "conv2d" and push["k"] > MATRIX_K:
+            allow = partial(_plain, self.allow)
+        variant = choose(contract, self.device, fmt, allow, push)
         most = self.device.limits.max_workgroup_count
         groups = contract.groups({**push, "tokens": 1, "most": most}, variant)
         if any(g > m for g, m in zip(groups, most, strict=True)):

@@ -60,11 +60,11 @@ class ConvPipeline:
         size = self.tiling.width, self.tiling.height
         if backend.info.kind == "cpu":
             memory.admit({"maps": model.plan.sample_bytes * size[0] * size[1]})
+        # Who multiplies whole matrices needs more work at once to be busy.
+        macs = (16 if "coopmat" in backend.info.features else 1) * PART_MACS
         program, self._exe = recorded(
             backend,
-            lambda: lower(
-                model.plan, self._planes, *size, backend.info, PART_MACS, allowed(backend)
-            ),
+            lambda: lower(model.plan, self._planes, *size, backend.info, macs, allowed(backend)),
             model.weights,
         )
         self._parts = int(program.meta["parts"])

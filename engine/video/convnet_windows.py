@@ -19,8 +19,9 @@ from kernels.contract import ceil_div
 
 OVERLAP = 32  # samples on each side, at most, where nobody asks for others
 CORE = 8  # cuts lie at multiples of it: whole words of every plane
-BUDGET = {"cpu": 1 << 30, "gpu": 2 << 30}  # bytes of a window's buffers
-SOFTWARE = 512 << 20  # and on a GPU in software
+# Bytes of a window's buffers: LARGE where a GPU multiplies matrices, SOFTWARE where it is none.
+BUDGET = {"cpu": 1 << 30, "gpu": 2 << 30}
+LARGE, SOFTWARE = 4 << 30, 512 << 20
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def windows(
     most = BUDGET.get(device.kind, SOFTWARE)
     if device.kind == "gpu" and device.software:
         most = SOFTWARE
+    elif "coopmat" in device.features:
+        most = LARGE
     tall, wide = ceil_div(height, CORE) * CORE, ceil_div(width, CORE) * CORE
     while True:
         found = _cut(plan, width, height, tall, wide, around)

@@ -25,6 +25,7 @@ from kernels.maps import F32, Array
 
 EACH = 8  # output channels of an invocation
 LANES = 16
+MATRIX_K = 5  # the largest kernel of the variants for cooperative matrices
 PIXELS = 4
 
 
@@ -107,6 +108,9 @@ def unpack(fmt: str, data: Array, cin: int, cout: int, k: int) -> tuple[Array, F
 
 
 def _groups(push: Mapping[str, Any], variant: Variant) -> Groups:
+    if not variant.baseline:
+        lanes = ceil_div(push["cout"], push["yl"]) * push["yl"]
+        return ceil_div(push["w"], 16), ceil_div(push["h"], 8), ceil_div(lanes, 64)
     across = ceil_div(ceil_div(push["w"], PIXELS), variant.workgroup[0])
     lanes = ceil_div(push["cout"], push["yl"]) * push["yl"]
     return across, push["h"], ceil_div(lanes, EACH)
@@ -142,6 +146,17 @@ def reference(params: Array, buffers: Mapping[str, Any], push: Mapping[str, Any]
     maps.view(buffers["y"], out_blocks, lanes, push)[:] = out
 
 
+def coopmat(fmt: str) -> Variant:
+    """Pixels and weights as halves, sums in float32 (kernels/include/conv2d_coopmat.glsl); kernels
+    of at most MATRIX_K.
+    """
+    side = MATRIX_K - 1
+    shared = (8 + side) * (16 + side) * 32 + MATRIX_K * 16 * 128 + 4 * 1024
+    defines = {f"FMT_{fmt.upper()}": "1", "COOPMAT": "1"}
+    needs = frozenset({"coopmat", "fp16", "memory_model", "subgroup_basic"})
+    return Variant(f"{fmt}_coopmat", (128, 1, 1), defines, needs, shared, baseline=False)
+
+
 OP = Contract(
     name="conv2d",
     bindings=(Bind("x", "r"), Bind("w", "r"), Bind("r", "r"), Bind("y", "w")),
@@ -163,6 +178,8 @@ OP = Contract(
     variants=(
         Variant("f16", (32, 1, 1), {"FMT_F16": "1"}),
         Variant("q8", (32, 1, 1), {"FMT_Q8": "1"}),
+        coopmat("f16"),
+        coopmat("q8"),
     ),
     groups=_groups,
     reference=reference,
