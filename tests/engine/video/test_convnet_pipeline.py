@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from engine.backends.base import Backend
+from engine.backends.crosscheck import CheckedBackend
 from engine.errors import BadModel, PvrError, UnsupportedModel
 from engine.pvrm import Pvrm
 from engine.video import convnet, frames, kinds
@@ -345,3 +346,17 @@ def test_frames_that_are_given_up(cpu_backend: Backend) -> None:
     assert (pipeline.tiles, pipeline.rows_done) == (0, 0)
     pipeline.close()
     model.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pixel", ["i420", "nv12", "i444a"])
+def test_every_call_passes_its_check(gpu_backend: Backend, pixel: str) -> None:
+    checked = CheckedBackend(gpu_backend, 1.0, np.random.default_rng(2))  # type: ignore[arg-type]
+    for channels in (3, 1):
+        model, _ = load(checked, file(channels))
+        fmt = FrameFormat(45, 30, pixel)
+        run(ConvPipeline(checked, model, fmt, tile=24), scene(fmt))
+        model.close()
+    assert checked.counters()["checks_failed"] == 0
+    ops = {op for op, _, _ in checked.seen}
+    assert ops >= {"conv2d", "resize", "pixel_shuffle", "maps_in", "maps_out", "plane_scale"}
