@@ -158,7 +158,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out" / "x.safetensors")
     index = {"weight_map": {"model.norm.weight": "x.safetensors"}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(BadModel, match="x.safetensors is no file"):
+    with pytest.raises(BadModel, match=r"x\.safetensors is no file"):
         check(path)
 
 
