@@ -159,6 +159,7 @@ static void print_info(VkPhysicalDevice device)
     F12(bufferDeviceAddress);
     F12(scalarBlockLayout);
     F12(vulkanMemoryModel);
+    F12(vulkanMemoryModelDeviceScope);
     F12(shaderSubgroupExtendedTypes);
     number("shaderIntegerDotProduct", fdot.shaderIntegerDotProduct);
     number("integerDotProduct4x8BitPackedSignedAccelerated",
