@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A luma network as one call (kernels/nsr) where its shape allows it: nothing between its layers
-leaves the chip.
+"""A luma network as one call (kernels/nsr, kernels/nsr_int8) where its shape allows it: nothing
+between its layers leaves the chip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +13,18 @@ import numpy as np
 from engine.backends.base import DeviceInfo
 from engine.graph import Graph
 from engine.program import Binding, Call
+from engine.video import calibrate
 from kernels import op as contract_of
 from kernels.nsr import op as nsr
+from kernels.nsr_int8 import op as nsr_int8
+from kernels.nsr_int8.op import Skips
 
 if TYPE_CHECKING:
     from engine.video.lowering import Lowering, Run
 
-BLOB = "nsr"  # the network's weights in the form of that kernel
+# The network's weights in the form of these kernels; a model has at most one of them.
+FLOATS, BYTES = "nsr", "nsr_int8"
+INT8_ISAS = frozenset({"isa:avx512", "isa:dotprod"})  # with products of four bytes at a time
 
 
 def fits(graph: Graph) -> bool:
@@ -31,22 +36,50 @@ def fits(graph: Graph) -> bool:
     return plain and bool(mine) and all(nsr.fits(v, len(convs), scale) for v in mine)
 
 
-def weights(graph: Graph, blobs: Mapping[str, Any]) -> dict[str, Any]:
-    """The blobs that the kernel needs beside those of the file; none where it does not fit."""
+def does_int8(device: DeviceInfo) -> bool:
+    """Is int8 faster than float32 there? On CPUs whose instructions multiply bytes it is, by
+    measurement (benchmarks/nsr_speed); no GPU kernel computes so.
+    """
+    return device.kind == "cpu" and bool(INT8_ISAS & device.features)
+
+
+def fits_int8(graph: Graph) -> bool:
+    """Can the int8 kernel run a network?"""
+    return graph.nodes[0].op == "luma_in" and int(graph.attrs["halo"]) <= nsr_int8.MOST_LAYERS
+
+
+def weights(graph: Graph, blobs: Mapping[str, Any], precision: str = "f32") -> dict[str, Any]:
+    """The blob that the kernel needs beside those of the file; none where it does not fit."""
+    if precision == "int8" and fits_int8(graph):
+        layers, base, skips = _network(graph, blobs)
+        ranges = calibrate.ranges(layers, skips)
+        return {BYTES: nsr_int8.pack(layers, base, ranges, skips).view(np.uint8)}
     if not fits(graph):
         return {}
+    layers, base, _ = _network(graph, blobs)
+    return {FLOATS: nsr.pack(layers, base).view(np.uint8)}
+
+
+def _network(graph: Graph, blobs: Mapping[str, Any]) -> tuple[list[nsr.Layer], Any, Skips]:
+    def floats(names: Sequence[str]) -> Any:
+        return np.asarray(blobs[names[0]]).view("<f4").astype(np.float32)
+
     phases = int(graph.attrs["scale"]) ** 2
     layers: list[nsr.Layer] = []
+    skips: dict[int, tuple[int, Any]] = {}
     for node in graph.nodes[1:-1]:
+        flat = floats(node.weights)
+        if node.op == "skip_add":
+            index = node.int("index")
+            skips[index] = index - node.int("offset"), flat
+            continue
         cin, cout = node.int("cin"), node.int("cout")
-        flat = np.asarray(blobs[node.weights[0]]).view("<f4").astype(np.float32)
         taps = flat[: 9 * cin * cout].reshape(cin, 3, 3, cout)
         bias, slope = flat[9 * cin * cout :].reshape(2, cout)
         layers.append((taps, bias, slope))
     taps, bias, slope = layers[-1]  # filled up with zeros
     layers[-1] = taps[..., :phases], bias[:phases], slope[:phases]
-    base = np.asarray(blobs[graph.nodes[-1].weights[0]]).view("<f4").reshape(phases, 5, 5)
-    return {BLOB: nsr.pack(layers, base).view(np.uint8)}
+    return layers, floats(graph.nodes[-1].weights).reshape(phases, 5, 5), skips
 
 
 def suits(device: DeviceInfo) -> bool:
@@ -63,7 +96,9 @@ def fuses(graph: Graph, device: DeviceInfo) -> bool:
 
 def calls(low: Lowering, run: Run) -> list[Call] | None:
     """The network as one call; None where it has to be one a layer."""
-    if not low.fuse or not fits(run.graph):
+    known = low.networks.blob_bytes
+    name = next((blob for blob in (BYTES, FLOATS) if blob in known), "")
+    if not low.fuse or not name or run.graph is not low.networks.luma:
         return None
     t, channels = run.tiling, int(run.graph.attrs["channels"])
     push = {
@@ -77,5 +112,5 @@ def calls(low: Lowering, run: Run) -> list[Call] | None:
         "scale": low.scale,
     }
     source, target = Binding(f"in{run.plane}"), Binding(f"out{run.plane}")
-    name = nsr.variant_for(channels)
-    return [low.call("nsr", name, push, source, low.weight(BLOB), target)]
+    fmt = nsr.variant_for(channels) if name == FLOATS else None
+    return [low.call(name, fmt, push, source, low.weight(name), target)]

@@ -153,9 +153,12 @@ class Networks:
 class VideoModel:
     """A model on a device, shared by its sessions."""
 
-    def __init__(self, file: Pvrm, backend: Backend) -> None:
-        """Raises:
-        BadModel, UnsupportedModel: as `inspect`.
+    def __init__(self, file: Pvrm, backend: Backend, precision: str = "f32") -> None:
+        """precision: of the luma network, "f32", "int8" (on a CPU; any network that it does not fit
+        stays in float32) or "auto" (int8 where it is faster). `info["format"]` says which it is.
+
+        Raises:
+            BadModel, UnsupportedModel: as `inspect`.
         """
         self.info, shape, chroma = _describe(file)
         self.file, self.backend = file, backend
@@ -165,21 +168,31 @@ class VideoModel:
         for graph in (luma, *guided.values()):
             sizes |= {name: weight.shape[1] for name, weight in graph.weights.items()}
         blobs = {name: _floats(file, name, count) for name, count in sizes.items()}
-        blobs |= fused.weights(luma, blobs)
+        if precision == "auto":
+            precision = "int8" if fused.does_int8(backend.info) else "f32"
+        if backend.info.kind != "cpu":
+            precision = "f32"
+        own = fused.weights(luma, blobs, precision)
+        self.info["format"] = "int8" if fused.BYTES in own else "f32"
+        blobs |= own
         self.networks = Networks(luma, guided, {n: int(b.nbytes) for n, b in blobs.items()})
         self.weights = backend.weights(blobs)
         self.info["nbytes"] = self.weights.nbytes()
 
     @classmethod
     def load(
-        cls, source: int | str, backend: Backend, progress: Callable[[float], None] | None = None
+        cls,
+        source: int | str,
+        backend: Backend,
+        progress: Callable[[float], None] | None = None,
+        precision: str = "f32",
     ) -> VideoModel:
         """Opens a model file by descriptor (which stays the caller's) or path.
 
         Raises:
             BadModel, UnsupportedModel
         """
-        model = cls(Pvrm.open(source, verify=True), backend)
+        model = cls(Pvrm.open(source, verify=True), backend, precision)
         if progress:
             progress(1.0)
         return model

@@ -18,7 +18,7 @@ w: see `pack`. Activations between layers are halves in GLSL; sums are float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -42,10 +42,10 @@ def map_groups(scale: int) -> int:
     return 1 if scale == 2 else scale
 
 
-def _padded_map(scale: int) -> video.Array:
-    """For each map where it lies among 4 * map_groups."""
+def padded_maps(scale: int) -> tuple[video.Array, int]:
+    """For each map of the last layer where it lies among 4 * map_groups, and that number."""
     p = np.arange(scale * scale)
-    return p if scale == 2 else p // scale * 4 + p % scale
+    return (p if scale == 2 else p // scale * 4 + p % scale), 4 * map_groups(scale)
 
 
 def pack(layers: Sequence[Layer], base: video.Array) -> video.F32:
@@ -59,18 +59,17 @@ def pack(layers: Sequence[Layer], base: video.Array) -> video.F32:
     the input the first and the second two).
     """
     scale = round(len(base) ** 0.5)
-    place, outs = _padded_map(scale), 4 * map_groups(scale)
+    place, outs = padded_maps(scale)
     parts: list[video.F32] = []
     matrices: list[video.F32] = []
     for i, (taps, bias, slope) in enumerate(layers):
         if i == len(layers) - 1:
-            taps, bias, slope = (_spread(a, place, outs) for a in (taps, bias, slope))
+            taps, bias, slope = (spread(a, place, outs) for a in (taps, bias, slope))
         cin, _, _, cout = taps.shape
         parts += [taps.reshape(cin * 9, cout), bias, slope]
         if 0 < i < len(layers) - 1:
             matrices += [_products(taps), _rows(bias), _rows(slope)]
-    filters = _spread(base.reshape(-1, BASE_TAPS).T, place, outs)  # [25, outs]
-    parts.append(filters.reshape(BASE_TAPS, -1, 4).transpose(1, 0, 2))
+    parts.append(pack_base(base))
     flat = np.concatenate([p.reshape(-1) for p in parts]).astype(np.float32)
     room = np.zeros(-flat.size % 64, np.float32)
     return np.concatenate([flat, room, *(m.reshape(-1) for m in matrices)])
@@ -83,7 +82,14 @@ def words(channels: int, layers: int) -> int:
     return 11 * channels + hidden + 4 * (9 * channels + 2 + BASE_TAPS) + 64 + matrices
 
 
-def _spread(a: video.F32, place: video.Array, outs: int) -> video.F32:
+def pack_base(base: video.Array) -> video.F32:
+    """[scale^2, 5, 5] as [map_groups][25][4]."""
+    place, outs = padded_maps(round(len(base) ** 0.5))
+    filters = spread(base.reshape(-1, BASE_TAPS).T, place, outs)  # [25, outs]
+    return filters.reshape(BASE_TAPS, -1, 4).transpose(1, 0, 2)
+
+
+def spread(a: video.F32, place: video.Array, outs: int) -> video.F32:
     """The last axis with its entries at `place` among `outs`, zeros between."""
     out = np.zeros((*a.shape[:-1], outs), np.float32)
     out[..., place] = a
@@ -105,7 +111,7 @@ def _rows(v: video.F32) -> video.F32:
 
 def unpack(w: video.F32, channels: int, layers: int, scale: int) -> tuple[list[Layer], video.F32]:
     """The float32 part of `pack` as it was given: layers and base."""
-    place, outs = _padded_map(scale), 4 * map_groups(scale)
+    place, outs = padded_maps(scale)
     sizes = [1, *[channels] * (layers - 1), outs]
     found: list[Layer] = []
     at = 0
@@ -151,17 +157,27 @@ def _groups(push: Mapping[str, Any], variant: Variant) -> Groups:
     return ceil_div(push["tw"], core), ceil_div(push["th"], SEGMENT), push["tokens"]
 
 
+def convolved(x: video.F32, taps: video.F32) -> video.F32:
+    """[cin, rows, cols] by [cin, 3, 3, cout], without padding."""
+    rows, cols = x.shape[1] - 2, x.shape[2] - 2
+    y = np.zeros((taps.shape[3], rows, cols), np.float32)
+    for a in range(3):
+        for b in range(3):
+            y += np.tensordot(taps[:, a, b].T, x[:, a : a + rows, b : b + cols], 1)
+    return y
+
+
+def activated(x: video.F32, slope: video.F32) -> video.F32:
+    """PReLU over the first axis."""
+    y: video.F32 = np.where(x > 0, x, slope[:, None, None] * x)
+    return y
+
+
 def _network(window: video.F32, layers: Sequence[Layer]) -> video.F32:
     """Maps [scale^2, rows, cols] of a window of luma."""
     x = window[None]
     for taps, bias, slope in layers:
-        rows, cols = x.shape[1] - 2, x.shape[2] - 2
-        y = np.zeros((taps.shape[3], rows, cols), np.float32)
-        for a in range(3):
-            for b in range(3):
-                y += np.tensordot(taps[:, a, b].T, x[:, a : a + rows, b : b + cols], 1)
-        y += bias[:, None, None]
-        x = np.where(y > 0, y, slope[:, None, None] * y)
+        x = activated(convolved(x, taps) + bias[:, None, None], slope)
     return x
 
 
@@ -171,10 +187,16 @@ def _image(buffer: video.Array, stride: int, bits: int) -> video.Array:
     return flat[: flat.size // each * each].reshape(-1, each)
 
 
-def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str, Any]) -> None:
+# A window of luma -> maps [scale^2, rows, cols] and the filters [scale^2, 5, 5].
+Maps = Callable[[video.F32], tuple[video.F32, video.F32]]
+
+
+def enlarge(
+    params: video.Array, buffers: Mapping[str, Any], push: Mapping[str, Any], maps: Maps
+) -> None:
+    """The references of operations that take a band through a network."""
     p = [int(v) for v in params]
     bits, tw, th, n, s = (push[k] for k in ("bits", "tw", "th", "layers", "scale"))
-    layers, base = unpack(video.floats(buffers["w"]), push["channels"], n, s)
     src, dst = (
         _image(buffers[name], push[stride], bits)
         for name, stride in (("src", "stride"), ("dst", "out_stride"))
@@ -189,11 +211,17 @@ def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str
         iy = video.clamped(p[video.BAND_Y] - n, rows + 2 * n, p[video.HEIGHT]) - p[video.SRC_Y]
         ix = video.clamped(x0 - n, cols + 2 * n, p[video.WIDTH])
         window = src[iy[:, None], ix].astype(np.float32) / top
-        maps = _network(window, layers)
+        found, base = maps(window)
         around = window[n - 2 : n + 2 + rows, n - 2 : n + 2 + cols]
-        out = (video.phases(around, base) + maps) * top
-        q = video.shuffled(video.quantise(out.astype(np.float32), bits), s)
+        out = ((video.phases(around, base) + found) * top).astype(np.float32)
+        q = video.shuffled(video.quantise(out, bits), s)
         dst[: s * rows, s * x0 : s * (x0 + cols)] = q
+
+
+def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str, Any]) -> None:
+    w = video.floats(buffers["w"])
+    layers, base = unpack(w, push["channels"], push["layers"], push["scale"])
+    enlarge(params, buffers, push, lambda window: (_network(window, layers), base))
 
 
 def _plain(

@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pytest
 
 import kernels
+from engine.video import calibrate
 from kernels import video
 from kernels.nsr import op as nsr
+from kernels.nsr_int8 import op as nsr_int8
 from tests.kernels.harness import Runner, reference
 
 Array = npt.NDArray[Any]
@@ -127,3 +129,45 @@ def test_a_network_that_is_too_deep_does_not_fit() -> None:
     for variant in kernels.op("nsr").variants:
         assert nsr.fits(variant, 7, 2)
         assert not nsr.fits(variant, 30, 2)
+
+
+INT8_CASES = [
+    (8, 6, 2, 8, 100, 40, {"tw": 52, "th": 40, "tiles": 2}, {}),
+    (16, 7, 2, 16, 37, 11, {"tw": 20, "th": 6, "band": 6, "tiles": 2}, {}),
+    (16, 5, 3, 8, 61, 21, {"tw": 64, "th": 22}, {}),
+    (8, 9, 2, 8, 70, 50, {"tw": 72, "th": 50}, {7: 0, 4: 2}),
+    (32, 4, 4, 8, 61, 21, {"tw": 64, "th": 22}, {}),
+]
+
+
+@pytest.mark.parametrize("case", INT8_CASES, ids=lambda case: "-".join(map(str, case[:6])))
+def test_nsr_int8(runner: Runner, case: tuple[Any, ...]) -> None:
+    if runner.backend.info.kind == "gpu":
+        misfit: Any = getattr(runner.backend, "misfit", None)
+        assert misfit("nsr_int8", "int8"), "the operation has no GLSL"
+        return
+    channels, layers, scale = case[:3]
+    push, arrays, words = band(*case[:6], **case[6])
+    given, base = network(channels, layers, scale)
+    skips = {at: (source, np.full(channels, 0.2, np.float32)) for at, source in case[7].items()}
+    low, high = np.linspace(-2, -1, channels), np.linspace(2, 4, channels)
+    ranges = [np.stack([low, high], 1).astype(np.float32)] * (layers - 1)
+    arrays["w"] = nsr_int8.pack(given, base, ranges, skips)
+    want = seen(reference("nsr_int8", push, arrays, words)["dst"], push, words)
+    after = runner.run("nsr_int8", "int8", push, arrays, words, words[0])["dst"]
+    error = np.abs(seen(after, push, words) - want)
+    # A float that lies between two bytes is rounded to either.
+    assert error.max() <= (1 if push["bits"] == 8 else 257)
+    assert error.mean() < 0.02 * (1 if push["bits"] == 8 else 257)
+
+
+def test_bytes_come_near_to_floats() -> None:
+    given, base = network(8, 6, 2)
+    push, arrays, words = band(8, 6, 2, 8, 64, 32, tw=64, th=32)
+    arrays["src"] = (calibrate.pictures()[0][:, :64] * 255).astype(np.uint8).view(np.uint32)
+    want = seen(reference("nsr", push, arrays, words)["dst"], push, words)
+    ranges = calibrate.ranges(given, {})
+    arrays["w"] = nsr_int8.pack(given, base, ranges)
+    got = seen(reference("nsr_int8", push, arrays, words)["dst"], push, words)
+    error = float(np.mean((got - want) ** 2))
+    assert 10 * np.log10(255**2 / max(error, 1e-9)) > 45

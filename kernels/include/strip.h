@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A network of 3x3 convolutions as a stream of rows (the push constants and bindings of kernels/nsr):
+ * a thread takes a strip of columns downwards; each row of luma makes a row of each layer, as soon
+ * as the layer has three rows of input. What is kept of them lies in the thread's caches. */
+#ifndef PVR_STRIP_H
+#define PVR_STRIP_H
+
+#include "video.h"
+
+/* Columns of a strip: its rows stay in the second cache, and what strips have in common is little. */
+enum { STRIP_WIDE = 256, STRIP_NARROW = 128, STRIP_MOST_LAYERS = 40 };
+
+typedef struct {
+    int bits, scale;
+    size_t stride, out_stride, tw, th, channels, layers;
+    size_t outs;                    /* of the last layer: groups of four maps */
+    size_t xs;                      /* of a row of values: the window, and room for whole vectors */
+    size_t strip, strips, parts;    /* columns; strips of a tile; parts of its height */
+    float base[25 * 16];            /* [outs][25] */
+    float *luma, *maps;             /* layers + 3 rows; outs rows: what the last layer writes */
+} pvr_strips;
+
+/* Makes row `row` of a layer, counted from the first that the strip depends on. */
+typedef void (*pvr_layer_fn)(const void *network, size_t layer, size_t row, size_t columns);
+
+static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *team) {
+    const uint32_t *k = call->push;
+    pvr_strips s = {
+        .bits = (int)k[0], .stride = k[1], .out_stride = k[2], .tw = k[3], .th = k[4],
+        .channels = k[5], .layers = k[6], .scale = (int)k[7],
+    };
+    s.outs = s.scale == 2 ? 4 : 4 * (size_t)s.scale;
+    /* A unit of work is a strip, or a part of its height where threads would have none. */
+    const size_t n = (size_t)team->n, tiles = ((const uint32_t *)call->buf[0])[PVR_N_TILES];
+    const size_t most = (s.tw + STRIP_NARROW - 1) / STRIP_NARROW;
+    s.strips = (s.tw + STRIP_WIDE - 1) / STRIP_WIDE;
+    if (tiles * s.strips < n) s.strips = most < n ? most : n;
+    s.parts = (n + tiles * s.strips - 1) / (tiles * s.strips + (tiles == 0));
+    s.strip = (s.tw + s.strips - 1) / s.strips;
+    s.xs = (s.strip + 2 * s.layers + VL - 1) / VL * VL + 2 * VL;
+    return s;
+}
+
+/* Floats of luma and maps together, and how they are set. */
+static inline size_t pvr_strip_floats(const pvr_strips *s) {
+    return (s->layers + 3 + s->outs) * s->xs;
+}
+static inline void pvr_place_strips(pvr_strips *s, float *at) {
+    s->luma = at;
+    s->maps = at + (s->layers + 3) * s->xs;
+}
+
+/* filters: [groups][25][4]. */
+static inline void pvr_strip_base(pvr_strips *s, const float *filters) {
+    for (size_t o = 0; o < s->outs; o++)
+        for (size_t t = 0; t < 25; t++) s->base[o * 25 + t] = filters[(o / 4 * 25 + t) * 4 + o % 4];
+}
+
+static inline float *pvr_luma_row(const pvr_strips *s, size_t row) {
+    return s->luma + row % (s->layers + 3) * s->xs;
+}
+
+/* Core rows y0..y1-1 of the band, `cols` columns of the frame from x0 on. */
+static inline void pvr_run_strip(const pvr_strips *s, const pvr_call *call, pvr_layer_fn layer_row,
+                                 const void *network, size_t y0, size_t y1, size_t x0,
+                                 size_t cols) {
+    const uint32_t *p = call->buf[0];
+    const size_t n = s->layers, window = cols + 2 * n;
+    const float unit = 1.0f / (s->bits == 8 ? 255.0f : 65535.0f);
+    for (size_t row = 0; row < y1 - y0 + 2 * n; row++) {
+        const int above = (int)(p[PVR_BAND_Y] + y0 + row) - (int)n;
+        const int y = pvr_clamp(above, (int)p[PVR_HEIGHT] - 1) - (int)p[PVR_SRC_Y];
+        const uint32_t *line = (const uint32_t *)call->buf[1] + (size_t)y * s->stride;
+        pvr_samples(s->bits, line, (int)p[PVR_WIDTH] - 1, (int)x0 - (int)n, (int)window, unit,
+                    pvr_luma_row(s, row));
+        for (size_t layer = 0; layer < n && row >= 2 * (layer + 1); layer++)
+            layer_row(network, layer, row - 2 * (layer + 1), window - 2 * (layer + 1));
+        if (row < 2 * n) continue;
+        const size_t core = row - 2 * n;
+        pvr_pixels out = {
+            .base = s->base, .maps = s->maps, .xs = s->xs, .across = s->scale == 2 ? 2 : 4,
+        };
+        for (size_t t = 0; t < 5; t++) out.x[t] = pvr_luma_row(s, core + n - 2 + t) + n - 2;
+        uint32_t *dst = (uint32_t *)call->buf[3] + (size_t)s->scale * (y0 + core) * s->out_stride;
+        pvr_enlarge(&out, s->bits, s->scale, 1, 0, dst, s->out_stride, x0, cols);
+    }
+}
+
+/* All tiles of the slice, with the rest of the team. */
+static inline void pvr_stream(const pvr_strips *s, const pvr_call *call, const pvr_team *team,
+                              pvr_layer_fn layer_row, const void *network) {
+    const uint32_t *p = call->buf[0];
+    const size_t left_rows = p[PVR_HEIGHT] - p[PVR_BAND_Y];
+    const size_t rows = left_rows < s->th ? left_rows : s->th;
+    size_t begin, end;
+    pvr_split(team, p[PVR_N_TILES] * s->strips * s->parts, &begin, &end);
+    for (size_t i = begin; i < end; i++) {
+        const size_t part = i % s->parts, x = i / s->parts % s->strips * s->strip;
+        const size_t left = (p[PVR_COL0] + i / (s->strips * s->parts)) * s->tw + x;
+        if (x >= s->tw || left >= p[PVR_WIDTH]) continue;
+        const size_t room = p[PVR_WIDTH] - left;
+        const size_t wide = s->tw - x < s->strip ? s->tw - x : s->strip;
+        pvr_run_strip(s, call, layer_row, network, rows * part / s->parts,
+                      rows * (part + 1) / s->parts, left, room < wide ? room : wide);
+    }
+}
+
+#endif
