@@ -5,7 +5,8 @@
 
 Rows are named TIER SIZE PEER; the ratio says how many times faster ours is. All run the same
 network. A frame goes from 8-bit memory to 8-bit memory, luma alone, float32 on both sides, runs
-interleaved; the peers' outputs are compared with ours first (one step of 255 at most). `swscale` is
+interleaved; the peers' outputs are compared with ours first (one step of 255 at most).
+`onnxruntime int8` is int8 on both sides, `int8 to f32` how near ours is to float32. `swscale` is
 Lanczos, another algorithm. With `--device gpu` ours and ncnn run by Vulkan, transfers included.
 
 Without a peer: `i420`, the whole frame with chroma, of which `p99`, `upload`, `device` (its own
@@ -189,6 +190,28 @@ def _against(
             yield common.row(f"{name} {peer}", "ms a frame", *middle, peer)
 
 
+def _int8(
+    backend: Backend, file: Path, luma: Bytes, args: argparse.Namespace, name: str
+) -> Iterator[common.Row]:
+    """int8 against int8 (only onnxruntime has it), and against our own float32 in dB."""
+    repeats, times = (3, 3) if args.quick else (7, 5)
+    models = [VideoModel.load(str(file), backend, precision=p) for p in ("f32", "int8")]
+    plain, ours = (Ours(backend, model, luma, "gray") for model in models)
+    error = float(np.mean((plain.frame().astype(float) - ours.frame()) ** 2))
+    yield common.row(
+        f"{name} int8 to f32", "dB", 10 * float(np.log10(255**2 / max(error, 1e-9))), None, "none"
+    )
+    with tempfile.TemporaryDirectory() as place:
+        run = nsr_peers.onnxruntime(file, luma, args.threads, Path(place), int8=True)
+        a, b = common.interleaved(
+            lambda: milliseconds(ours.frame, times), lambda: milliseconds(run, times), repeats
+        )
+    middle = statistics.median(a), statistics.median(b)
+    yield common.row(f"{name} onnxruntime int8", "ms a frame", *middle, "onnxruntime")
+    for model in models:
+        model.close()
+
+
 def _parts(whole: Ours, name: str, times: int) -> Iterator[common.Row]:
     """The whole frame, and where its time goes."""
     whole.frame()
@@ -224,6 +247,7 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
             gray = Ours(backend, model, luma, "gray")
             if not args.alone:
                 rows += _against(gray, file, luma, args, name)
+                rows += [] if gpu else _int8(backend, file, luma, args, name)
             whole = Ours(backend, model, luma, "i420")
             rows += _parts(whole, name, 9 if args.quick else 100 if gpu else 25)
             rows += _traffic(gray, model, backend, name)
