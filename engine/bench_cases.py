@@ -67,6 +67,8 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "embed": _embed,
         "rmsnorm": _rmsnorm,
         "matvec": _matvec,
+        "matvec_norm": _matvec,
+        "matvec_glu": _matvec,
         "matmul": _matmul,
         "rope_kv": _rope_kv,
         "attention_decode": _attention,
@@ -163,16 +165,25 @@ def _rmsnorm(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
         yield Case(op, v, shown, f"{t}x{k}", push, _text(t), t, sizes, moved, 4 * t * k, data)
 
 
+# Push constants that products have which make what they multiply.
+_OWN: Mapping[str, Mapping[str, float]] = {"matvec_norm": {"eps": 1e-5}, "matvec_glu": {"act": 0}}
+
+
 def _matvec(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     fmt = _format(v)
+    own: Mapping[str, float] = _OWN.get(op, {})
     for name in QUICK if quick else MATRICES:
         n, k = MATRICES[name]
         w = weights.nbytes(fmt, n, k)
-        push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": 0, "y0": 0}
-        sizes = {"w": w, "x": 4 * k, "y": 4 * n}
-        data = {"w": _packed(fmt, k), "x": _FLOATS}
-        shape, moved = f"{name} {n}x{k}", w + 4 * (n + k)
-        yield Case(op, v, shown, shape, push, _text(1), 1, sizes, moved, 2 * n * k, data, "w")
+        push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": 0, "y0": 0, **own}
+        vectors = {b.name: 4 * k for b in kernels.op(op).bindings if b.name not in ("w", "y")}
+        vectors = {name: 2 * n if name == "gu" else n for name, n in vectors.items()}
+        sizes = {"w": w, **vectors, "y": 4 * n}
+        data = {"w": _packed(fmt, k), **dict.fromkeys(vectors, _FLOATS)}
+        shape, moved = f"{name} {n}x{k}", sum(sizes.values())
+        # Rows of one token, the first.
+        given = (1, POSITION, 0)
+        yield Case(op, v, shown, shape, push, given, 1, sizes, moved, 2 * n * k, data, "w")
 
 
 def _matmul(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:

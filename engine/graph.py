@@ -8,6 +8,7 @@ Operations (inputs -> output; weights; attributes):
 
     lookup     ids -> x [T, K]; table; k, scale
     rms_norm   x [, residual] -> y; vector; k, eps, last (true: only the last row of a prompt)
+               [, inside: the products that read it may compute it, for one token]
     linear     x [, residual] -> y [T, n]; one or more matrices whose rows follow each other; n, k
     bias       x -> y; vector; n
     head_norm  x -> y; vector; heads, dim, eps, whole (true: all heads together)
@@ -17,7 +18,7 @@ Operations (inputs -> output; weights; attributes):
     qk_norm    qkv -> qkv'; vector (Q's, then K's); heads, kv_heads, dim, eps, whole
     rope_kv    qkv -> qkv'; table; heads, kv_heads, dim, rope_dims, neox, layer; stores K and V
     attend     qkv' -> a; heads, kv_heads, dim, layer, scale, window, softcap
-    silu, gelu, mul, add, swiglu (gate then up -> h; f, act, each)
+    silu, gelu, mul, add, swiglu (gate then up -> h; f, act, each [, inside])
     route      logits -> experts and shares; experts, used, norm (true: shares of those used)
     expert_linear  x, route -> y [T, used, n]; one or two stacks of matrices; n, k, experts, used
     expert_sum     x [T, used, k], route [, residual] -> y [T, n]; a stack; n, k, experts, used

@@ -164,6 +164,8 @@ class Lowering:
         self._where: dict[str, str] = {}  # value -> buffer
         self._calls: dict[str, list[Call]] = {"decode": [], "prefill": [], "head": []}
         self._in_head = False
+        self._users = graph.users()
+        self._inner: dict[str, Node] = {}  # values that products compute themselves, for one token
 
     def program(self) -> Program:
         self._buffer("params", PARAM_WORDS * 4, "params")
@@ -295,18 +297,48 @@ class Lowering:
         x, add = self._in(node), len(node.inputs) == 2
         # From the last row's norm on, everything is the head, which runs once a prompt.
         self._in_head = self._in_head or last
+        inside = self._inside(node, "matvec_norm")
+        if inside and last:
+            return
         if add:
             y = self._out(node, self._where[node.inputs[1]])
         else:
             y = self._out(node, self._scratch("last" if last else "h", k, 1 if last else None))
         bindings = [x, Binding(node.weights[0]), y]
         push = {"k": k, "eps": float(node.attrs["eps"]), "last": int(last), "add": int(add)}
-        self._call("rmsnorm", bindings, None, "", push)
+        self._call("rmsnorm", bindings, None, "prefill" if inside else "", push)
+
+    def _inside(self, node: Node, op: str) -> bool:
+        """Whether the products that read a node compute it themselves, as `op`, for one token: on
+        a GPU, where a launch costs more than to compute it several times.
+        """
+        if not node.attrs.get("inside") or self._device.kind != "gpu" or self._device.software:
+            return False
+        weights = {w for n in self._users[node.output] for w in n.weights}
+        try:
+            for fmt in {self._graph.weights[w].format for w in weights}:
+                choose(contract_of(op), self._device, fmt, self._allow)
+        except NoKernel:
+            return False
+        self._inner[node.output] = node
+        return True
+
+    def _multiplied(self, node: Node) -> tuple[str, list[Binding], dict[str, float]]:
+        """How a product of one token gets what it multiplies: its operation, the bindings between
+        matrix and result, more push constants.
+        """
+        made = self._inner.get(node.inputs[0])
+        if made is None:
+            return "matvec", [self._in(node)], {}
+        if made.op == "rms_norm":
+            norm = Binding(made.weights[0])
+            return "matvec_norm", [self._in(made), norm], {"eps": float(made.attrs["eps"])}
+        return "matvec_glu", [self._in(made)], {"act": ACTS[str(made.attrs["act"])]}
 
     def _linear(self, node: Node) -> None:
         n, k = node.int("n"), node.int("k")
         accumulate = len(node.inputs) == 2
-        x = self._in(node)
+        op, vectors, more = self._multiplied(node)
         if accumulate:
             out = self._out(node, self._where[node.inputs[1]])
         elif self._in_head:
@@ -320,13 +352,12 @@ class Lowering:
             if w.shape[1] != k:
                 raise BadModel(f"The graph's node {node.name} has a matrix of the wrong width.")
             for binding, row, rows in self._shards(w):
-                bindings = [binding, x, out]
                 push: dict[str, float] = {"n": rows, "k": k, "accumulate": int(accumulate)}
                 push["y0"] = y0 + row
-                self._call(
-                    "matvec", bindings, w.format, "head" if self._in_head else "decode", push
-                )
+                only = "head" if self._in_head else "decode"
+                self._call(op, [binding, *vectors, out], w.format, only, {**push, **more})
                 if not self._in_head:
+                    bindings = [binding, self._in(node), out]
                     self._call("matmul", bindings, w.format, "prefill", {**push, "ldy": n})
             y0 += w.shape[0]
         if y0 != n:
@@ -384,7 +415,8 @@ class Lowering:
         f, each = node.int("f"), node.int("each")
         out = self._out(node, self._scratch("f", f * each))
         push: dict[str, float] = {"f": f, "act": ACTS[str(node.attrs["act"])], "each": each}
-        self._call("swiglu", [self._in(node), out], None, "", push)
+        only = "prefill" if self._inside(node, "matvec_glu") else ""
+        self._call("swiglu", [self._in(node), out], None, only, push)
 
     def _route(self, node: Node) -> None:
         used = node.int("used")

@@ -91,6 +91,9 @@ class _Batch(Lowering):
         self._rows[name] = 4 * width
         return super()._scratch(name, width)
 
+    def _inside(self, node: Node, op: str) -> bool:
+        return False
+
     def _linear(self, node: Node) -> None:
         n = node.int("n")
         self._ldy = _padded(n) if self._in_head else n

@@ -84,7 +84,15 @@ def _rows(push: Push, w: int, rng: np.random.Generator) -> tuple[int, int, tuple
 
 def _matvec(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
     first, rows, run = _rows(push, sizes["w"], rng)
-    takes = {"w": [run], "x": [(0, 4 * push["k"])], "y": [(4 * (push["y0"] + first), 4 * rows)]}
+    takes = {"w": [run], "y": [(4 * (push["y0"] + first), 4 * rows)]}
+    k = 4 * int(push["k"])
+    if "eps" in push:  # of matvec_norm
+        takes |= {"x": [(int(params[LAST_ROW]) * k, k)], "norm": [(0, k)]}
+        params[LAST_ROW] = 0
+    elif "act" in push:  # of matvec_glu
+        takes["gu"] = [(0, 2 * k)]
+    else:
+        takes["x"] = [(0, k)]
     return Piece(params, {**push, "n": rows, "y0": 0}, takes, {"y": floats})
 
 
@@ -352,6 +360,8 @@ def _nsr(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) ->
 
 _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "matvec": _matvec,
+    "matvec_norm": _matvec,
+    "matvec_glu": _matvec,
     "matmul": _matmul,
     "embed": _embed,
     "rmsnorm": _rmsnorm,

@@ -79,8 +79,17 @@ def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
         y = _normal(rng, tokens, n + 5)
         for variant in _formats("matvec", fmt):
             yield Sample("matvec", variant, push, {"w": w, "x": x[0], "y": y[0]}, (1, 0, 0), 1)
+        # So that what is made of them rounds to itself, too: signs for a norm, open and shut gates.
+        norm = np.where(np.arange(k) % 3, 1, -1).astype(np.float32)
+        arrays: dict[str, Array] = {"w": w, "x": x, "norm": norm, "y": y[0]}
+        for variant in _formats("matvec_norm", fmt):
+            yield Sample("matvec_norm", variant, {**push, "eps": 1e-5}, arrays, (1, 0, 1), 1)
+        gate = np.where(np.arange(k) % 4 == 1, -64, 32)
+        arrays = {"w": w, "gu": np.concatenate([gate, x[0] / 32]).astype(np.float32), "y": y[0]}
+        for variant in _formats("matvec_glu", fmt):
+            yield Sample("matvec_glu", variant, {**push, "act": 1}, arrays, (1, 0, 0), 1)
         more = {**push, "accumulate": 1, "ldy": n + 5}
-        arrays: dict[str, Array] = {"w": w, "x": x, "y": y}
+        arrays = {"w": w, "x": x, "y": y}
         for variant in _formats("matmul", fmt):
             yield Sample("matmul", variant, more, arrays, (tokens, 0, 0), tokens)
         ids = np.array([0, 36, 5, 16], np.uint32)

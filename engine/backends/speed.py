@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which variant of an operation is the fastest on a device, found by running each.
 
-A variant that is good on one device is bad on another, and no query says which. So each is timed at
+A variant that is good on one device is bad on another, and no query says which. So all are timed at
 the first use of an operation, for each class of sizes once: calls that wait for one another, as
-those of a token do. The times are kept beside the verdicts of the self-tests.
+those of a token do, each with other weights, since those of a token are in no cache. The times are
+kept beside the verdicts of the self-tests.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,22 +23,26 @@ from typing import Any
 import numpy as np
 
 import kernels
-from engine.backends.base import Backend, DeviceInfo
+from engine.backends.base import NOTHING, Backend, DeviceInfo, Executable, Lent
+from engine.errors import InvalidArgument, OutOfMemory
 from engine.program import Binding, Buffer, Call, Program
 from kernels import kv, weights
-from kernels.contract import N_TOKENS, PARAM_WORDS
+from kernels.contract import N_TOKENS, PARAM_WORDS, ceil_div
 from kernels.conv2d import op as conv2d
 from kernels.maps import Geometry
 from kernels.nsr import op as nsr
 from kernels.text import FORMAT_NAMES
 from kernels.topk.op import RECORD_WORDS, part_nbytes
 
-CALLS, ROUNDS = 32, 3  # in a submission; submissions, of which the quickest counts
-TURNS = 2  # of all variants
+TURNS = 5  # of all variants, of which the least time counts
 GAIN = 0.95  # of the baseline's time, at most: less is noise
-_MOST_BYTES = 32 << 20  # of a matrix that is made for this
-_LARGE = 4 << 20  # bytes that a call takes its time for: fewer are needed
-_SLOW_S = 0.02  # a submission that need not be repeated
+_FEW, _MOST_CALLS = 4, 256  # calls of a chain
+_CHAIN_S = 1e-3  # that a chain takes: a submission's own time is a few microseconds
+_STEADY_S, _WARM_S = 0.03, 0.3  # without a gain, until a device counts as warm, and at most
+_SLOW = 2.0  # times the best: what is worse need not be timed again
+_MOST_BYTES = 64 << 20  # of a matrix that is made for this
+_SPREAD = 128 << 20  # bytes of matrices that calls take in turn: more than caches hold
+_MATRICES = ("matvec", "matvec_norm", "matvec_glu", "matmul")
 _POSITIONS = {"attention_decode": 4096, "attention_prefill": 1024}  # of a cache
 _ROWS = 64  # of a prompt
 _PICTURE = (480, 256)
@@ -53,8 +61,8 @@ class Trial:
     params: tuple[int, ...]
 
 
-# Seconds of a call of a variant, None when the device cannot have it after all.
-Timer = Callable[[str, Trial], float | None]
+# Seconds of a call of each of these variants, but for those that the device cannot have after all.
+Racer = Callable[[Sequence[str], Trial], Times]
 
 
 def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
@@ -62,8 +70,8 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
     token, with a key `tokens` of so many where that matters. None for operations with nothing to
     choose.
     """
-    if op in ("matvec", "matmul"):
-        fmt, n, k = FORMAT_NAMES[int(push["fmt"])], _class(push["n"]), _class(push["k"])
+    if op in _MATRICES:
+        fmt, n, k = FORMAT_NAMES[int(push["fmt"])], _fine(push["n"]), _fine(push["k"])
         k, most = max(k, weights.BLOCK), min(_MOST_BYTES, most_bytes)
         while n > 1 and weights.nbytes(fmt, n, k) > most:
             n //= 2
@@ -73,6 +81,10 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
             tokens = _class(max(1, min(push.get("tokens", 1), most // (4 * max(n, k)))))
             name, given = f"{name}x{tokens}", {**given, "ldy": n}
         sizes = {"w": weights.nbytes(fmt, n, k), "x": 4 * k * tokens, "y": 4 * n * tokens}
+        if op == "matvec_norm":
+            given, sizes["norm"] = {**given, "eps": 1e-5}, 4 * k
+        elif op == "matvec_glu":
+            given, sizes["gu"] = {**given, "act": 0}, 2 * sizes.pop("x")
         return Trial(name, op, given, sizes, (tokens, 0, tokens - 1))
     if op == "rmsnorm":
         k = _class(push["k"])
@@ -147,34 +159,120 @@ def _class(size: float) -> int:
     return 1 << (int(size).bit_length() - 1)
 
 
-def measure(backend: Backend, variant: str, what: Trial) -> float:
-    """Seconds that one call takes among others that wait for one another.
+def _fine(size: float) -> int:
+    """The size with three significant bits: those of models mostly have no more."""
+    step = 1 << max(int(size).bit_length() - 3, 0)
+    return int(size) // step * step
 
-    Raises:
-        PvrError: what Backend.executable and Executable.run raise.
-    """
-    contract = kernels.op(what.op)
-    buffers = {"params": Buffer("params", 4 * PARAM_WORDS, "params")}
-    for bind in contract.bindings:
-        buffers[bind.name] = Buffer(bind.name, what.sizes[bind.name], "scratch")
-    most = backend.info.limits.max_workgroup_count
-    push = {**what.push, "tokens": what.params[N_TOKENS], "most": most}
-    groups = contract.groups(push, contract.variant(variant))
-    bindings = tuple(Binding(b.name) for b in contract.bindings)
-    call = Call(what.op, variant, bindings, contract.pack(**what.push), groups)
-    large = sum(what.sizes.values()) > _LARGE
-    calls = 2 if backend.info.software else CALLS // 4 if large else CALLS
-    given = backend.weights({})
-    exe = backend.executable(Program(buffers, {"once": (call,) * calls}), given)
-    try:
+
+class _Field:
+    """Buffers for calls of one kind, which the chains of all variants share."""
+
+    def __init__(self, backend: Backend, what: Trial, copies: int, stack: ExitStack) -> None:
+        self._backend, self._what, self._copies, self._stack = backend, what, copies, stack
+        self._contract = kernels.op(what.op)
+        self._weights = backend.weights({})
+        stack.callback(self._weights.close)
+        sizes = {**what.sizes, "w": copies * _apart(what)} if copies > 1 else what.sizes
+        self._buffers = {"params": Buffer("params", 4 * PARAM_WORDS, "params")}
+        for bind in self._contract.bindings:
+            self._buffers[bind.name] = Buffer(bind.name, sizes[bind.name], "scratch")
+        self._owner = self._executable((), NOTHING)
         words = np.zeros(PARAM_WORDS, np.uint32)
         words[: len(what.params)] = what.params
-        exe.write("params", words)
-        slow = exe.run("once").wall_s > _SLOW_S
-        return min(exe.run("once").wall_s for _ in range(1 if slow else ROUNDS)) / calls
-    finally:
-        exe.close()
-        given.close()
+        self._owner.write("params", words)
+
+    def _executable(self, calls: tuple[Call, ...], lent: Lent) -> Executable:
+        program = Program(self._buffers, {"chain": calls})
+        exe = self._backend.executable(program, self._weights, lent)
+        self._stack.callback(exe.close)
+        return exe
+
+    def chain(self, variant: str, count: int) -> Callable[[], float]:
+        """So many calls that wait for one another; what it gives runs them and tells seconds a
+        call.
+
+        Raises:
+            PvrError: what Backend.executable raises, and Executable.run.
+        """
+        what, contract = self._what, self._contract
+        most = self._backend.info.limits.max_workgroup_count
+        push = {**what.push, "tokens": what.params[N_TOKENS], "most": most}
+        groups = contract.groups(push, contract.variant(variant))
+        calls = tuple(
+            Call(what.op, variant, self._bindings(i), contract.pack(**what.push), groups)
+            for i in range(count)
+        )
+        exe = self._executable(calls, {name: (self._owner, name) for name in self._buffers})
+
+        def run() -> float:
+            stats = exe.run("chain")
+            return (stats.device_s or stats.wall_s) / count
+
+        return run
+
+    def _bindings(self, number: int) -> tuple[Binding, ...]:
+        """Those of a call: of matrices the next one."""
+        offsets = {"w": number % self._copies * _apart(self._what)} if self._copies > 1 else {}
+        return tuple(
+            Binding(b.name, offsets.get(b.name, 0), self._what.sizes[b.name])
+            for b in self._contract.bindings
+        )
+
+
+def _apart(what: Trial) -> int:
+    """Bytes from one matrix to the next."""
+    return ceil_div(what.sizes["w"], 256) * 256
+
+
+def _field(backend: Backend, what: Trial, stack: ExitStack) -> _Field:
+    """With matrices for every call to have another, as far as there is memory for them."""
+    if what.op in _MATRICES and not backend.info.software:
+        most = min(_SPREAD, backend.info.limits.max_storage_range)
+        with contextlib.suppress(OutOfMemory):
+            return _Field(backend, what, max(1, most // _apart(what)), stack)
+    return _Field(backend, what, 1, stack)
+
+
+def race(backend: Backend, variants: Sequence[str], what: Trial) -> Times:
+    """Seconds that a call of each variant takes among others that wait for one another. Variants
+    that the device cannot have after all are left out.
+
+    Raises:
+        DeviceLost, OutOfMemory
+    """
+    software = backend.info.software
+    few, most, turns = (1, 1, 1) if software else (_FEW, _MOST_CALLS, TURNS)
+    times: Times = {}
+    with ExitStack() as stack:
+        field = _field(backend, what, stack)
+        chains: dict[str, Callable[[], float]] = {}
+        for v in variants:
+            with contextlib.suppress(InvalidArgument, OutOfMemory):
+                chains[v] = field.chain(v, few)
+        if chains and not software:
+            _warm(next(iter(chains.values())))
+        for v, run in chains.items():
+            times[v] = run()
+            count = min(most, int(_CHAIN_S / max(times[v], 1e-9)))
+            if count > few:
+                chains[v] = field.chain(v, count)
+        # In turns: what slows a device down for a while is to slow all of them down.
+        for _ in range(turns):
+            for v, run in chains.items():
+                if times[v] <= _SLOW * min(times.values()):
+                    times[v] = min(times[v], run())
+    return times
+
+
+def _warm(run: Callable[[], float]) -> None:
+    """Runs it until it gets no faster: the clock of an idle device rises with its work."""
+    best, started = math.inf, time.perf_counter()
+    gained = now = started
+    while now - gained < _STEADY_S and now - started < _WARM_S:
+        took, now = run(), time.perf_counter()
+        if took < GAIN * best:
+            best, gained = took, now
 
 
 def best(times: Times, baseline: str) -> str:
@@ -229,18 +327,13 @@ class Speeds:
             part.write_text(json.dumps(self._entries, indent=1), encoding="utf-8")
             part.replace(self._path)
 
-    def fastest(self, time: Timer, shas: Mapping[str, str], what: Trial) -> str:
-        """The fastest of these variants (with their hashes; the baseline first); `time` is asked
+    def fastest(self, race: Racer, shas: Mapping[str, str], what: Trial) -> str:
+        """The fastest of these variants (with their hashes; the baseline first); `race` is asked
         when it is not known. The first when none could be timed.
         """
         times = self.get(what.name, shas)
         if not times:
-            # In turns: the clock of an idle device rises while the first ones are timed.
-            asked = [{v: time(v, what) for v in shas} for _ in range(TURNS)]
-            for v in shas:
-                known = [t for turn in asked if (t := turn[v]) is not None]
-                if len(known) == TURNS:
-                    times[v] = min(known)
+            times = race(list(shas), what)
             self.put(what.name, shas, times)
         return best(times, next(iter(shas)))
 

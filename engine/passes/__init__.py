@@ -11,9 +11,19 @@ from engine.passes.fuse_add import fuse_add
 from engine.passes.fuse_ffn import fuse_ffn
 from engine.passes.fuse_qkv import fuse_qkv
 from engine.passes.last_row import last_row
+from engine.passes.move_in import glu_into_matvec, norm_into_matvec
 from engine.passes.pack import pack
 
-PASSES: tuple[Pass, ...] = (fold_rope, fuse_qkv, fuse_ffn, fuse_add, last_row, pack)
+PASSES: tuple[Pass, ...] = (
+    fold_rope,
+    fuse_qkv,
+    fuse_ffn,
+    fuse_add,
+    last_row,
+    norm_into_matvec,
+    glu_into_matvec,
+    pack,
+)
 
 
 def optimise(graph: Graph) -> Graph:

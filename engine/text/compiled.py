@@ -35,7 +35,7 @@ from kernels.weights import ROWS
 
 Progress = Callable[[float], None]
 
-COMPILER = 2  # goes up whenever compiled models of before must not be used any more
+COMPILER = 3  # goes up whenever compiled models of before must not be used any more
 _CHUNK_ELEMENTS = 1 << 21  # elements that are re-packed at a time
 _EDGE = 1 << 20  # bytes at both ends of a source file that tell it from others
 

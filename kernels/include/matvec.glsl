@@ -10,6 +10,8 @@
 // and an invocation takes whole blocks of four rows, or of f16 eight elements of eight rows; it
 // asks for its next words before it works on those that it has. Of many rows a workgroup takes
 // several tiles, one after the other, for activations that are rounded once.
+// With MATVEC_NORM or MATVEC_GLU activations are made of what is in memory as they are taken; a
+// norm's factor is one number, so that it meets the sums and not the activations.
 #ifndef PVR_MATVEC_GLSL
 #define PVR_MATVEC_GLSL
 
@@ -31,13 +33,66 @@
 #endif
 #include "weights.glsl"
 
-layout(push_constant) uniform Push { uint fmt; uint n; uint k; uint accumulate; uint y0; } push;
 layout(std430, set = 0, binding = 2) readonly buffer X { vec4 x[]; };
+
+// taken(i) gives four activations; where `counts` is false they are given another time.
+#if defined(MATVEC_NORM)
+
+layout(push_constant) uniform Push {
+    uint fmt; uint n; uint k; uint accumulate; uint y0; float eps;
+} push;
+layout(std430, set = 0, binding = 3) readonly buffer Norm { vec4 norm[]; };
+layout(std430, set = 0, binding = 4) buffer Y { float y[]; };
+
+float squares = 0.0;  // of what this invocation took, the sum
+shared float squared[PVR_WG_X];  // the same of all, beside `parts`
+
+vec4 taken(uint i, bool counts) {
+    vec4 v = x[pvr_last_row() * (push.k >> 2) + i];
+    squares += counts ? dot(v, v) : 0.0;
+    return v * norm[i];
+}
+
+float norm_factor(float sum) { return inversesqrt(sum / float(push.k) + push.eps); }
+
+#elif defined(MATVEC_GLU)
+
+#include "glu.glsl"
+
+layout(push_constant) uniform Push {
+    uint fmt; uint n; uint k; uint accumulate; uint y0; uint act;
+} push;
 layout(std430, set = 0, binding = 3) buffer Y { float y[]; };
 
-#if defined(WIDE)
+vec4 taken(uint i, bool counts) { return glu(x[i], x[(push.k >> 2) + i], push.act); }
 
-shared vec4 parts[PVR_WG_X];
+#else
+
+layout(push_constant) uniform Push { uint fmt; uint n; uint k; uint accumulate; uint y0; } push;
+layout(std430, set = 0, binding = 3) buffer Y { float y[]; };
+
+vec4 taken(uint i, bool counts) { return x[i]; }
+
+#endif
+
+shared vec4 parts[PVR_WG_X];  // sums of four rows each, the quads of rows in turn
+
+// Writes an element of y from `count` parts.
+void finish_row(uint row, uint lane, uint count) {
+    float total = 0.0;
+    for (uint i = lane >> 2; i < count; i += 4u)
+        total += parts[i][lane & 3u];
+#if defined(MATVEC_NORM)
+    float sum = 0.0;
+    for (uint i = lane >> 2; i < count; i += 4u)
+        sum += squared[i];
+    total *= norm_factor(sum);
+#endif
+    uint yi = push.y0 + row;
+    y[yi] = push.accumulate != 0u ? y[yi] + total : total;
+}
+
+#if defined(WIDE)
 
 uint wide_lane() {
 #if defined(WIDE_SUBGROUP)
@@ -50,7 +105,7 @@ uint wide_lane() {
 // Adds the sums of all invocations and writes the tile's rows; an invocation has those of the quad
 // lane & 3.
 void finish(vec4 sum, uint lane, uint tile) {
-    uint count = PVR_WG_X;  // parts that are left, the quads of rows in turn
+    uint count = PVR_WG_X;  // parts that are left
 #if defined(WIDE_SUBGROUP)
     uint size = gl_SubgroupSize;
     for (uint step = 4u; step < size; step <<= 1)
@@ -58,26 +113,39 @@ void finish(vec4 sum, uint lane, uint tile) {
     uint each = min(size, 4u), part = gl_SubgroupInvocationID;
     if (part < each)
         parts[gl_SubgroupID * each + part] = sum;
+#if defined(MATVEC_NORM)
+    float own = squares;
+#if defined(PACKED)  // four neighbours took different ones, elsewhere they take the same
+    own += subgroupShuffleXor(own, 1u);
+    own += subgroupShuffleXor(own, 2u);
+#endif
+    for (uint step = 4u; step < size; step <<= 1)
+        own += subgroupShuffleXor(own, step);
+    if (part < each)
+        squared[gl_SubgroupID * each + part] = own;
+#endif
     count = gl_NumSubgroups * each;
     barrier();
 #else
     parts[lane] = sum;
+#if defined(MATVEC_NORM)
+    squared[lane] = squares;
+#endif
     barrier();
     for (count >>= 1; count >= 32u; count >>= 1) {
-        if (lane < count)
+        if (lane < count) {
             parts[lane] += parts[lane + count];
+#if defined(MATVEC_NORM)
+            squared[lane] += squared[lane + count];
+#endif
+        }
         barrier();
     }
     count <<= 1;
 #endif
     uint row = tile * 16u + lane;
-    if (lane >= 16u || row >= push.n)
-        return;
-    float total = 0.0;
-    for (uint i = lane >> 2; i < count; i += 4u)
-        total += parts[i][lane & 3u];
-    uint yi = push.y0 + row;
-    y[yi] = push.accumulate != 0u ? y[yi] + total : total;
+    if (lane < 16u && row < push.n)
+        finish_row(row, lane, count);
 }
 
 #if defined(PACKED)
@@ -115,7 +183,8 @@ void stage(uint base, uint lane) {
     for (uint first = lane; first < end; first += 4u * PVR_WG_X) {
         vec4 v[4];
         [[unroll]] for (uint j = 0u; j < 4u; j++)
-            v[j] = x[base * 8u + min(first + j * PVR_WG_X, end - 1u)];
+            v[j] = taken(base * 8u + min(first + j * PVR_WG_X, end - 1u),
+                         first + j * PVR_WG_X < end);
         [[unroll]] for (uint j = 0u; j < 4u; j++)
             if (first + j * PVR_WG_X < end)
                 round_four(v[j], first + j * PVR_WG_X);
@@ -260,6 +329,10 @@ void main() {
     for (uint tile = first; tile * 16u < push.n; tile += apart) {
         if (tile != first)
             barrier();  // what finish read is written again
+#if defined(MATVEC_NORM)
+        if (!whole)
+            squares = 0.0;
+#endif
         finish(product(tile, lane, whole && tile != first), lane, tile);
     }
 }
@@ -279,7 +352,7 @@ void main() {
     for (uint block = first; block < push.k >> 5; block += BLOCKS) {
         mat4 a, b;
         vec4 scale, minimum;
-        vec4 xa = x[block * 8u + 2u * j], xb = x[block * 8u + 2u * j + 1u];
+        vec4 xa = taken(block * 8u + 2u * j, true), xb = taken(block * 8u + 2u * j + 1u, true);
         weights_eights(at, j, a, b);
         weights_scales(at, scale, minimum);
         sum += scale * (xa * a + xb * b);
@@ -296,7 +369,6 @@ void main() {
 #else
 
 const uint SLICES = 8u;
-shared vec4 parts[32];
 
 void main() {
     uint tile = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
@@ -311,7 +383,8 @@ void main() {
         for (uint j = 0u; j < 4u; j++) {
             mat4 a, b;
             weights_eights(at, j, a, b);
-            vec4 xa = x[block * 8u + 2u * j], xb = x[block * 8u + 2u * j + 1u];
+            vec4 xa = taken(block * 8u + 2u * j, true);
+            vec4 xb = taken(block * 8u + 2u * j + 1u, true);
             products += xa * a + xb * b;
 #if WEIGHTS_MINIMUM
             ones += xa + xb;
@@ -325,15 +398,13 @@ void main() {
         at += SLICES * WEIGHTS_BLOCK;
     }
     parts[lane] = sum;
+#if defined(MATVEC_NORM)
+    squared[lane] = squares;
+#endif
     barrier();
     uint row = tile * 16u + lane;
-    if (lane >= 16u || row >= push.n)
-        return;
-    float total = 0.0;
-    for (uint i = 0u; i < SLICES; i++)
-        total += parts[(lane >> 2) + 4u * i][lane & 3u];
-    uint yi = push.y0 + row;
-    y[yi] = push.accumulate != 0u ? y[yi] + total : total;
+    if (lane < 16u && row < push.n)
+        finish_row(row, lane, 4u * SLICES);
 }
 
 #endif

@@ -9,6 +9,8 @@ with a scale per 32 and adds eight products at a time in halves; all others work
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,11 +35,22 @@ _CHUNK = 256  # blocks of x in shared memory
 _ENOUGH, _MOST_TILES = 640, 4
 
 
-def _variants() -> tuple[Variant, ...]:
+PUSH: tuple[tuple[str, Literal["u32", "f32"]], ...] = (
+    ("fmt", "u32"),
+    ("n", "u32"),
+    ("k", "u32"),
+    ("accumulate", "u32"),
+    ("y0", "u32"),
+)
+
+
+def variants(more: int = 0) -> tuple[Variant, ...]:
+    """Of each format. `more`: bytes of shared memory an invocation beyond its four sums."""
     out: list[Variant] = []
-    for base in format_variants(32, shared=32 * 16):
-        out += wide_variants(base, 256, _SUMS, _SHUFFLES)
-        out += packed_variants(base, 256, _SUMS + 8 * _CHUNK, 32 * _CHUNK, _SHUFFLES)
+    for base in format_variants(32, shared=32 * (16 + more)):
+        sums = _SUMS + 256 * more
+        out += wide_variants(base, 256, sums, _SHUFFLES)
+        out += packed_variants(base, 256, sums + 8 * _CHUNK, 32 * _CHUNK, _SHUFFLES)
     return tuple(out)
 
 
@@ -48,19 +61,24 @@ def groups(push: Push, variant: Variant) -> Groups:
     return (*spread(count, most_groups(push)[0]), 1)
 
 
-def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
+def multiply(x: npt.NDArray[Any], buffers: Buffers, push: Push) -> None:
+    """y (+)= W x, for x of whatever form."""
     n, k, y0 = int(push["n"]), int(push["k"]), int(push["y0"])
     w = weights.unpack(FORMAT_NAMES[push["fmt"]], buffers["w"], n, k)
     y = view(buffers["y"], np.float32)[y0 : y0 + n]
-    product = w.astype(np.float64) @ view(buffers["x"], np.float32)[:k].astype(np.float64)
+    product = w.astype(np.float64) @ x.astype(np.float64)
     y[:] = product + y if push["accumulate"] else product
+
+
+def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
+    multiply(view(buffers["x"], np.float32)[: int(push["k"])], buffers, push)
 
 
 OP = Contract(
     name="matvec",
     bindings=(Bind("w", "r"), Bind("x", "r"), Bind("y", "rw")),
-    push=(("fmt", "u32"), ("n", "u32"), ("k", "u32"), ("accumulate", "u32"), ("y0", "u32")),
-    variants=_variants(),
+    push=PUSH,
+    variants=variants(),
     groups=groups,
     reference=reference,
 )

@@ -2,6 +2,7 @@
 // An invocation takes four neighbours. Grid: f / 4 over x, rows (tokens times `each`) over y and z.
 #version 450
 #include "pvr.glsl"
+#include "glu.glsl"
 
 layout(push_constant) uniform Push { uint f; uint act; uint each; } push;
 layout(std430, set = 0, binding = 1) readonly buffer Gu { vec4 gu[]; };
@@ -15,7 +16,5 @@ void main() {
         return;
     vec4 gate = gu[row * 2u * width + i];
     vec4 up = gu[(row * 2u + 1u) * width + i];
-    vec4 z = push.act == 0u ? gate : 1.5957691216 * (gate + 0.044715 * gate * gate * gate);
-    // exp stays finite: an infinite one times 0 would be no number, and gate / inf is 0 anyway.
-    h[row * width + i] = gate / (1.0 + exp(min(-z, 87.0))) * up;
+    h[row * width + i] = glu(gate, up, push.act);
 }

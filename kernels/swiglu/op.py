@@ -8,6 +8,8 @@ many as it has experts. f is a multiple of 4.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,12 +25,16 @@ def groups(push: Push, variant: Variant) -> Groups:
     return rows_and_tokens(push["f"] // 4, variant.workgroup[0], rows)
 
 
+def gated(gate: npt.NDArray[Any], up: npt.NDArray[Any], act: int) -> npt.NDArray[Any]:
+    """act(gate) * up."""
+    z = GELU * (gate + 0.044715 * gate**3) if act == ACTS["gelu"] else gate
+    return np.asarray(gate / (1 + np.exp(np.minimum(-z, 700.0))) * up)
+
+
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
     f, rows = int(push["f"]), int(params[N_TOKENS]) * int(push["each"])
     gu = view(buffers["gu"], np.float32)[: rows * 2 * f].reshape(rows, 2, f).astype(np.float64)
-    gate, up = gu[:, 0], gu[:, 1]
-    z = GELU * (gate + 0.044715 * gate**3) if push["act"] == ACTS["gelu"] else gate
-    h = gate / (1 + np.exp(np.minimum(-z, 700.0))) * up
+    h = gated(gu[:, 0], gu[:, 1], int(push["act"]))
     view(buffers["h"], np.float32)[: rows * f] = h.reshape(-1)
 
 

@@ -118,6 +118,64 @@ def test_matvec_in_chunks_and_of_several_tiles(gpu: Runner, fmt: str, n: int, k:
         product(gpu, "matvec", fmt, n, k, 1, variant=variant)
 
 
+def taken(op: str, k: int, seed: int) -> tuple[dict[str, Floats], dict[str, float], Floats]:
+    """Random bindings and push constants of a product that makes its activations, and those."""
+    rng = np.random.default_rng(seed)
+    if op == "matvec_norm":
+        x, norm = rng.normal(size=(2, k)), rng.normal(size=k).astype(np.float32)
+        arrays = {"x": x.astype(np.float32), "norm": norm}
+        x = arrays["x"][1].astype(np.float64)
+        return arrays, {"eps": 0.5}, x * norm / np.sqrt(np.mean(x**2) + 0.5)
+    gu = (2 * rng.normal(size=2 * k)).astype(np.float32)
+    gate, up = gu[:k].astype(np.float64), gu[k:]
+    act = seed % 2
+    z = 2 * (2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3) if act else gate
+    return {"gu": gu}, {"act": act}, gate / (1 + np.exp(-z)) * up
+
+
+def made_product(
+    runner: Runner, op: str, variant: str, n: int, k: int, accumulate: int, y0: int
+) -> None:
+    """Runs matvec_norm or matvec_glu and compares with the activations on their own."""
+    fmt = variant.partition("_")[0]
+    arrays, own, x = taken(op, k, n + k)
+    packed = random_weights(fmt, n, k, seed=n + k)
+    y = np.random.default_rng(n).normal(size=n + y0 + 9).astype(np.float32)
+    push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": accumulate, "y0": y0, **own}
+    arrays = {"w": packed, **arrays, "y": y}
+    got = runner.run(op, variant, push, arrays, params=(1, 5, 1), tokens=1)["y"]
+    w = weights.unpack(fmt, packed, n, k).astype(np.float64)
+    want = y.astype(np.float64)
+    want[y0 : y0 + n] = w @ x + (want[y0 : y0 + n] if accumulate else 0)
+    size = np.abs(w) @ np.abs(x)
+    needs = kernels.op(op).variant(variant).needs
+    bound = (1e-3 if "fp16" in needs else 1e-5) * size + 1e-5
+    if "int_dot" in needs or (fmt != "f16" and runner.backend.info.kind != "gpu"):
+        bound += np.abs(w) @ rounded(x)[1]
+    outside = np.ones(len(y), bool)
+    outside[y0 : y0 + n] = False
+    np.testing.assert_array_equal(got[outside], y[outside], "wrote outside of its rows")
+    error = np.abs(got - want)[y0 : y0 + n]
+    assert (error <= bound).all(), f"{op}.{variant} is off by {error.max()}"
+
+
+@pytest.mark.parametrize("op", ["matvec_norm", "matvec_glu"])
+@pytest.mark.parametrize("fmt", FMTS)
+def test_products_that_make_their_activations(runner: Runner, op: str, fmt: str) -> None:
+    for variant in runner.variants(op, fmt):
+        for n, k, accumulate in ((1, 32, 0), (37, 96, 1), (130, 576, 0), (64, 1536, 1)):
+            made_product(runner, op, variant, n, k, accumulate, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["matvec_norm", "matvec_glu"])
+@pytest.mark.parametrize("fmt", FMTS)
+def test_products_that_make_their_activations_in_chunks(gpu: Runner, op: str, fmt: str) -> None:
+    for variant in gpu.variants(op, fmt):
+        for n, k in ((20, 8192 + 96), (16 * 1290 + 5, 64)):
+            made_product(gpu, op, variant, n, k, 0, 0)
+
+
 @pytest.mark.parametrize("fmt", FMTS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 9, 16, 33])
 def test_matmul(runner: Runner, fmt: str, tokens: int) -> None:
