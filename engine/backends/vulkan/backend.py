@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -236,18 +236,21 @@ class VulkanBackend:
             return variants[0]
         entries = kernels.manifest()[op]
         shas = {v: str(entries[v]["sha256"]) for v in variants}
-        chosen = self._speeds.fastest(self._time, shas, what)
+        chosen = self._speeds.fastest(self._race, shas, what)
         told: Any = self.info.properties
         told["times"] = self._speeds.told()
         return chosen
 
-    def _time(self, variant: str, what: speed.Trial) -> float | None:
-        """Seconds a call; None when the device cannot have the variant after all."""
-        try:
-            self.pipeline(what.op, variant)
-            return self._aside(lambda: speed.measure(self, variant, what))
-        except (selftest.Quarantined, InvalidArgument, OutOfMemory):
-            return None
+    def _race(self, variants: Sequence[str], what: speed.Trial) -> speed.Times:
+        """Seconds a call of those variants that the device can have after all."""
+        usable = []
+        for variant in variants:
+            with suppress(selftest.Quarantined, InvalidArgument, OutOfMemory):
+                self.pipeline(what.op, variant)
+                usable.append(variant)
+        with suppress(InvalidArgument, OutOfMemory):
+            return self._aside(lambda: speed.race(self, usable, what))
+        return {}
 
     def _aside(self, work: Callable[[], T]) -> T:
         """Runs what no user of the device asked for: counters stay as they are."""
