@@ -1,99 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
 """Talks with a model, turn by turn.
 
-/new forgets the talk, /exit or the end of input ends it. Ctrl-C cancels the answer under way in the
-daemon.
+A line that ends in a backslash goes on in the next, three quotation marks begin and end a message
+of several lines. /help lists the commands. Ctrl-C cancels the answer under way in the daemon; the
+talk goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from pvrd.ctl import common, errors, generate, output
+from pvrd.ctl import chat_commands, chat_input, common, errors, generate, output
+from pvrd.ctl.chat_talk import Talk
 
 if TYPE_CHECKING:
     import argparse
 
-    from pvrd.client import TextSession
+# After these nothing can be asked any more, as the daemon or the session is gone.
+_FATAL = ("NoDaemon", "NoSuchSession", "ShuttingDown", "Internal")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl chat`."""
     generate.text_options(parser)
-
-
-def _ask(interactive: bool) -> str | None:
-    """The next line of the person; None at the end of input."""
-    if interactive:
-        try:
-            return input("> ")
-        except EOFError:
-            sys.stdout.write("\n")
-            return None
-    line = sys.stdin.readline()
-    return line.rstrip("\n") if line else None
+    parser.add_argument(
+        "--no-history", action="store_true", help="neither read nor keep what is typed"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs `pvrctl chat`."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    if interactive:
-        # Line editing; imported for its effect on input().
-        import readline  # noqa: F401
-    with (
-        common.client(args) as client,
-        client.open_text(generate.session_settings(args)) as session,
-    ):
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(common.client(args))
+        session = stack.enter_context(client.open_text(generate.session_settings(args)))
         common.wait_ready(session, args)
+        talk = Talk(session, generate.job_settings(args), args.system or "", args.json)
         if interactive:
-            sys.stdout.write("/new forgets the talk, /exit ends it.\n")
-        _talk(session, args, interactive)
+            history = None if args.no_history else chat_input.history_file()
+            stack.enter_context(chat_input.line_editing(history))
+            sys.stdout.write("/help lists the commands, /exit ends the talk.\n")
+        _loop(talk, interactive)
     return errors.OK
 
 
-def _talk(session: TextSession, args: argparse.Namespace, interactive: bool) -> None:
-    from pvrd.errors import PvrdError
-
-    first = [{"role": "system", "content": args.system}] if args.system else []
-    messages = list(first)
-    while (line := _ask(interactive)) is not None:
-        word = line.strip()
-        if word in ("/exit", "/quit"):
-            return
-        if word == "/new":
-            messages = list(first)
-            continue
-        if not word:
-            continue
-        messages.append(
-            {
-                "role": "user",
-                "content": generate.prompt_text(line, raw=True) if line != "-" else line,
-            }
-        )
+def _loop(talk: Talk, interactive: bool) -> None:
+    """Takes message after message, until /exit or the end of input. On a terminal a mistake or a
+    refusal is told and the talk goes on; elsewhere it ends the program.
+    """
+    line = chat_input.terminal_line if interactive else chat_input.piped_line
+    while True:
         try:
-            done = generate.answer(
-                session, messages, "", generate.job_settings(args), show=not args.json
-            )
+            text = chat_input.message(line)
+            if text is None or not _turn(talk, text):
+                return
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            # The answer is dropped with its question, the talk goes on.
-            messages.pop()
             sys.stdout.write("\n")
-            continue
-        except PvrdError as error:
-            if error.name != "ContextFull" or not interactive:
+        except errors.CtlError as error:
+            if not interactive:
                 raise
-            messages.pop()
-            output.warn(f"{output.plain(str(error))} /new starts afresh.")
-            continue
-        record = done.record(False)
-        messages.append({"role": "assistant", "content": record["text"]})
-        if args.json:
-            output.emit_json(record)
-        else:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            common.speed_note(record)
+            output.warn(str(error))
+
+
+def _turn(talk: Talk, text: str) -> bool:
+    """One message or command; False when it ends the talk.
+
+    Raises:
+        CtlError: what the message, the command or the daemon's refusal amounts to.
+    """
+    from pvrd.errors import PvrdError
+
+    try:
+        if text.startswith("/"):
+            return chat_commands.run(talk, text)
+        if text.strip():
+            talk.ask(generate.prompt_text(text, raw=True) if text != "-" else text)
+    except PvrdError as error:
+        if error.name in _FATAL:
+            raise
+        sentence = output.sentence(str(error))
+        raise errors.CtlError(sentence, errors.code_of(error.name), error.name) from error
+    return True

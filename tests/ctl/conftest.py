@@ -35,7 +35,7 @@ class Fake:
         self._folder = folder
         self._stack = ExitStack()
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "PVRD_BUS": self.address}
-        self.env["PYTHONWARNINGS"] = "error"
+        self.env |= {"PYTHONWARNINGS": "error", "XDG_STATE_HOME": str(folder / "state")}
         self.env.pop("PVRCTL_DEBUG", None)
 
     def __enter__(self) -> Fake:

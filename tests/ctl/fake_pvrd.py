@@ -6,7 +6,7 @@
 It prints a line of JSON for each thing that a test wants to know: ready, cancel, close, config, ….
 Models: `echo` answers with the prompt; `endless` never ends; `dies` ends the daemon after two
 tokens or one frame; an error's name (`Busy`, `BadModel`, …) refuses with it; `late-NAME` fails in
-the stream; `gaps` has rows with gaps.
+the stream; `gaps` has rows with gaps; `small` has room for three messages.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Fake:
         self.tasks: set[asyncio.Task[None]] = set()
         self.cancelled = asyncio.Event()
         self.config = dict(CONFIG)
+        self.full = False  # the context, by the chat under way
 
     def on_call(self, call: Call) -> None:
         method = getattr(self, f"do_{call.member}", None)
@@ -153,6 +154,7 @@ class Fake:
 
     def do_Chat(self, call: Call) -> None:
         tell("messages", messages=call.body[0])
+        self.full = self.model == "small" and len(call.body[0]) > 3
         self.text(call, call.body[0][-1]["content"], call.body[1])
 
     def do_CountTokens(self, call: Call) -> None:
@@ -188,8 +190,9 @@ class Fake:
         try:
             start = {"prompt_tokens": len(words), "context": 99, "seed": 7, "model": self.model}
             line(type="start", device="gpu", device_name="Fake GPU", **start)
-            if self.model.startswith("late-"):
-                line(type="error", error=self.model.removeprefix("late-"), message="It went wrong.")
+            if self.model.startswith("late-") or self.full:
+                error = "ContextFull" if self.full else self.model.removeprefix("late-")
+                line(type="error", error=error, message="It went wrong.")
                 return
             n = 0
             while self.model == "endless" or n < len(words):

@@ -30,7 +30,7 @@ _pvrctl() {
         '') options+=' --version'; words='status devices models generate chat extract classify embed upscale compare config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
         generate) options+=" $text --raw --top5 --logprobs" ;;
-        chat) options+=" $text" ;;
+        chat) options+=" $text --no-history" ;;
         extract) options+=" $jobs --context --instruction -n --max-tokens" ;;
         classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
         embed) options+=" $jobs --context --pooling" ;;
