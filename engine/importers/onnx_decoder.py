@@ -50,7 +50,7 @@ def import_onnx(graph: OnnxGraph, context: int = DEFAULT_CONTEXT) -> Model:
 
 
 class Arrays:
-    """Tensors in memory (of a mapped file), a Source."""
+    """Tensors in memory, a Source."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, TensorInfo] = {}

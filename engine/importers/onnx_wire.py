@@ -2,12 +2,12 @@
 """ONNX files, read without a library: protobuf's wire format and the messages that a network needs.
 
 Every length is held against what is left of the file; what a message says that nobody needs is
-stepped over. Tensors are views of the mapped file where they lie there as raw data.
+stepped over. The file is copied into memory first, since one that is mapped and becomes shorter
+would end the process; tensors are views of the copy where they lie there as raw data.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine import memory
 from engine.errors import BadModel, UnsupportedModel
+from engine.importers.source import pread
 
 Array = npt.NDArray[Any]
 Field = int | memoryview
 
+MAX_FILE = 1 << 31  # bytes, protobuf's own bound
 MAX_NODES, MAX_TENSORS, MAX_RANK = 20000, 100000, 8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # TensorProto.DataType -> numpy; bfloat16 (16) is read by itself.
@@ -56,12 +59,16 @@ def read(fd: int) -> OnnxGraph:
 
     Raises:
         BadModel: no ONNX file, damaged or cut short.
+        OutOfMemory: there is no room for it.
         UnsupportedModel: weights in another file, or of a type that is not read.
     """
     size = os.fstat(fd).st_size
     if size == 0:
         raise BadModel("The file is empty.")
-    data = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+    if size > MAX_FILE:
+        raise BadModel(f"The ONNX file has {size} bytes; the format has room for {MAX_FILE}.")
+    memory.admit({"ONNX file": size})
+    data = memoryview(pread(fd, size, 0).data).toreadonly()
     graph = OnnxGraph()
     found = False
     for number, value in _fields(data):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,8 @@ from engine.graph import Part
 from engine.importers import ggml
 
 Bytes = npt.NDArray[np.uint8]
+
+_STEP = 1 << 20  # bytes that are looked at at a time
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,14 @@ def pread(fd: int, nbytes: int, offset: int) -> Bytes:
             raise BadModel("The model's file became shorter while it was read.")
         view, offset = view[n:], offset + n
     return out
+
+
+def checksum(fd: int) -> str:
+    """A file's size and the checksum of all of it, in hexadecimal."""
+    size, crc = 0, 0
+    while data := os.pread(fd, _STEP, size):
+        crc, size = zlib.crc32(data, crc), size + len(data)
+    return f"{size:x}-{crc:08x}"
 
 
 def pieces(source: Source, part: Part, step: int) -> Iterator[tuple[TensorInfo, int, Bytes]]:

@@ -9,9 +9,7 @@ size and every device; what changed in the network since its source is in the ne
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +17,7 @@ from engine import memory, pvrm
 from engine.backends.base import Backend
 from engine.errors import BadModel, PvrError, UnsupportedModel
 from engine.importers import convnets
+from engine.importers.source import checksum
 from engine.pvrm import Blob, Pvrm
 from engine.video import convnet_pack
 from engine.video.convnet_colour import plane_filters
@@ -145,8 +144,7 @@ class ConvModel:
 
 def _from_source(fd: int, cache: str, tell: Progress, force: bool) -> tuple[Pvrm, str]:
     """The compiled form of an ONNX file, and why it is not in the cache ("" when it is)."""
-    size = os.fstat(fd).st_size
-    mark = f"{size:x}-{zlib.crc32(mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b''):08x}"
+    mark = checksum(fd)
     if cache and not force:
         with contextlib.suppress(OSError, PvrError):
             found = Pvrm.open(cache, verify=True)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import BadModel, PvrError, UnsupportedModel
-from engine.importers import convnets, onnx
+from engine.importers import convnets, onnx, onnx_wire
 from engine.video.convnet import prepared
 from engine.video.convnet_graph import Net
 from tests.engine import networks
@@ -356,6 +356,17 @@ def test_lengths_beyond_the_file_are_refused() -> None:
         load(huge)
     with pytest.raises(BadModel, match="no end"):
         load(b"\x08\x08" + b"\x3a" + b"\xff" * 12)
+
+
+def test_a_file_may_become_shorter_after_it_was_read() -> None:
+    fd = os.memfd_create("onnx")
+    try:
+        os.write(fd, GOOD)
+        graph = onnx_wire.read(fd)
+        os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+    assert all(np.isfinite(array).all() for array in graph.constants.values())
 
 
 def test_other_files_are_none() -> None:
