@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +30,12 @@ MAX_SCHEMA = 1 << 16  # bytes
 MAX_DEPTH = 32
 MAX_TEXT = 200
 MAX_ITEMS = 16
+MAX_MULTIPLE = 10**7  # states of what knows the multiples of all numbers that are named
+# Without no_forcing the library runs ahead through all that has but one way to go on, which a
+# short schema can make gigabytes of.
+_OPTIONS = '%llguidance {"no_forcing": true}\nstart: %json '
+_PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to [a-z]+ (JSON schema|\"%json\"): )?")
+_TOO_MUCH = "The schema is too much to follow"
 _FUEL = {"initial_lexer_fuel": 2_000_000, "max_grammar_size": 200_000, "max_lexer_states": 50_000}
 
 
@@ -96,7 +105,8 @@ def bounded(schema: str) -> dict[str, Any]:
         raise InvalidArgument("The schema is no JSON object.")
     out = _bound(parsed, 0)
     assert isinstance(out, dict)
-    return out
+    _check_multiples(out)
+    return {**out, "x-guidance": {"whitespace_flexible": False}}
 
 
 def _bound(node: Any, depth: int) -> Any:
@@ -124,6 +134,34 @@ def _bound(node: Any, depth: int) -> Any:
     return out
 
 
+def _check_multiples(schema: Any) -> None:
+    """The library makes a state for each remainder, and of several rules the common multiple."""
+    rules = {Fraction(str(n)) for n in _values(schema, "multipleOf") if _is_number(n) and n}
+    if not rules:
+        return
+    common = math.lcm(*(rule.denominator for rule in rules))
+    if math.lcm(*(int(rule * common) for rule in rules)) > MAX_MULTIPLE:
+        raise InvalidArgument(
+            f"The schema's multipleOf have a common multiple above {MAX_MULTIPLE}."
+        )
+
+
+def _values(node: Any, name: str) -> Iterator[Any]:
+    """What stands under a name, wherever that is."""
+    if isinstance(node, Mapping):
+        if name in node:
+            yield node[name]
+        node = list(node.values())
+    for item in node if isinstance(node, list) else ():
+        yield from _values(item, name)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _size(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
@@ -146,19 +184,11 @@ class Constraint:
         library = _library()
         if not tokenizer.settings.ends and tokenizer.settings.eos is None:
             raise UnsupportedModel("The model has no token that ends an answer.")
-        open_schema = bounded(schema)
-        try:
-            grammar = library.LLMatcher.grammar_from_json_schema(
-                json.dumps(open_schema), overrides={"whitespace_flexible": False}
-            )
-        except ValueError as e:
-            raise InvalidArgument(f"The schema cannot be followed: {_said(e)}.") from None
+        grammar = _OPTIONS + json.dumps(bounded(schema))
         limits = library.LLParserLimits(**_FUEL)
         prepared = _prepared(tokenizer)
         self._matcher = library.LLMatcher(prepared, grammar, log_level=0, limits=limits)
-        if self._matcher.is_error():
-            why = _said(self._matcher.get_error())
-            raise InvalidArgument(f"The schema cannot be followed: {why}.")
+        self._check("The schema cannot be followed")
         self._words = np.zeros(-(-tokenizer.vocab // 32), np.uint32)
 
     @property
@@ -173,9 +203,7 @@ class Constraint:
             InvalidArgument: the grammar ran out of its bounds.
         """
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-        if self._matcher.is_error():
-            why = _said(self._matcher.get_error())
-            raise InvalidArgument(f"The schema is too much to follow: {why}.")
+        self._check(_TOO_MUCH)
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
         return bits.astype(np.bool_)
 
@@ -183,12 +211,26 @@ class Constraint:
         """The token that came.
 
         Raises:
-            InvalidArgument: it was not allowed.
+            InvalidArgument: it was not allowed, or the grammar ran out of its bounds.
         """
         if not self._matcher.consume_token(token):
+            self._check(_TOO_MUCH)
             raise InvalidArgument("A token does not fit the schema.")
 
+    def _check(self, failure: str) -> None:
+        if not self._matcher.is_error():
+            return
+        why = _said(self._matcher.get_error())
+        if why.startswith("NoExtension"):
+            why = "no answer fits it"
+        raise InvalidArgument(f"{failure}: {why}.")
 
-def _said(error: object) -> str:
-    """What the library says, in a line, without its stop."""
-    return " ".join(str(error).split())[:200].rstrip(".")
+
+def _said(error: str) -> str:
+    """What the library says, in a line, without its stop, the answer so far, and the places in a
+    grammar that nobody wrote.
+    """
+    for end in ("<state>", "1 | %llguidance"):
+        error = error.partition(end)[0]
+    said = " ".join(error.split())
+    return _PLACE.sub("", said)[:200].rstrip(".")

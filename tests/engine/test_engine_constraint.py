@@ -21,7 +21,7 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "i": {"enum": ["on", "off"]},
-        "d": {"type": "integer"},
+        "d": {"type": "integer", "minimum": 0, "maximum": 9999},
         "w": {"type": "string", "maxLength": 6},
         "l": {"type": "array", "items": {"type": "number"}, "maxItems": 2},
     },
@@ -91,7 +91,7 @@ def test_the_mask_is_the_grammars(model: TextModel) -> None:
         said += model.tokenizer.piece(int(allowed[-1]))
         constraint.accept(int(allowed[-1]))
     assert said == b'"ac"'
-    with pytest.raises(InvalidArgument, match="does not fit"):
+    with pytest.raises(InvalidArgument, match="satisfy"):
         Constraint(model.tokenizer, '{"enum": ["ab"]}').accept(3 + ord("x"))
 
 
@@ -100,7 +100,7 @@ def test_what_is_open_is_bounded() -> None:
     assert got["properties"]["a"]["maxLength"] == MAX_TEXT
     assert got["properties"]["b"]["maximum"] == 10**9
     kept = {"type": "array", "items": {"type": "string", "enum": ["x" * 400]}, "maxItems": 99}
-    assert bounded(json.dumps(kept)) == kept
+    assert bounded(json.dumps(kept)).items() >= kept.items()
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,46 @@ def test_what_is_open_is_bounded() -> None:
         '{"a":' * (MAX_DEPTH + 2) + "1" + "}" * (MAX_DEPTH + 2),
         "[" * 100_000,
         '{"enum": ["' + "x" * MAX_SCHEMA + '"]}',
+        '{"$ref": "#"}',
+        '{"type": "integer", "multipleOf": 100000000}',
+        '{"allOf": [{"multipleOf": 9973, "type": "integer"}, {"multipleOf": 9967}]}',
+        '{"type": "number", "multipleOf": 1' + "0" * 400 + "}",
+        '{"type": "integer", "minimum": 5, "maximum": 3}',
     ],
 )
 def test_schemas_that_are_none(model: TextModel, schema: str) -> None:
     with pytest.raises(InvalidArgument, match="schema"):
         Constraint(model.tokenizer, schema).allowed()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"const": "a" * 30000}, "minItems": 10**9},
+        {"type": "string", "pattern": "^((a{1000}){1000}){1000}$"},
+        {"$defs": {"c": {"type": "object", "properties": {"c": {"$ref": "#/$defs/c"}},
+                         "required": ["c"]}}, "$ref": "#/$defs/c"},
+    ],
+)  # fmt: skip
+def test_long_answers_without_a_choice_are_not_run_ahead_through(
+    model: TextModel, schema: dict[str, Any]
+) -> None:
+    """Each step has to be as cheap as any: the least of these would take gigabytes at once."""
+    constraint = Constraint(model.tokenizer, json.dumps(schema))
+    for _ in range(20):
+        constraint.accept(int(np.flatnonzero(constraint.allowed())[0]))
+    assert not constraint.done
+
+
+def test_what_the_library_would_be_lenient_about_is_not_asked_for(model: TextModel) -> None:
+    lenient = {"type": "integer", "not": {}, "x-guidance": {"lenient": True}}
+    with pytest.raises(InvalidArgument, match="not"):
+        Constraint(model.tokenizer, json.dumps(lenient))
+
+
+def test_a_grammar_beyond_its_bounds_says_so_without_the_answer(model: TextModel) -> None:
+    names = {f"k{i}": {"type": "string"} for i in range(600)}
+    constraint = Constraint(model.tokenizer, json.dumps({"type": "object", "properties": names}))
+    first = int(np.flatnonzero(constraint.allowed())[0])
+    with pytest.raises(InvalidArgument, match=r"^The schema is too much to follow: [^<{]+\.$"):
+        constraint.accept(first)
