@@ -36,25 +36,28 @@ void main() {
     if (4u * xv >= push.tw || tile >= pvr_n_tokens()) return;
     if (left >= width || pvr_param(push.plane + 2u) + row >= height) return;
 
-    vec4 acc[PHASES];
-    for (int p = 0; p < PHASES; p++) acc[p] = vec4(0.0);
-    for (uint i = 0u; i < 5u; i++) {
-        const uint line = row + push.halo - 2u + i;
-        const uint at = tile * push.x_tile + line * push.x_row + push.halo - 2u + 4u * xv;
-        float s[8];
-        for (uint j = 0u; j < 8u; j++) s[j] = x[at + j];
-        for (int j = 0; j < 5; j++) {
-            const vec4 v = vec4(s[j], s[j + 1], s[j + 2], s[j + 3]);
-            for (int p = 0; p < PHASES; p++) acc[p] += base[25 * p + 5 * i + j] * v;
-        }
-    }
     const float top = push.bits == 8u ? 255.0 : 65535.0;
     const uint maps = (tile * push.f_tile + row * MAPS * push.xs) / 4u + xv;
-    for (int p = 0; p < PHASES; p++) acc[p] = (acc[p] + f[maps + p * (push.xs / 4u)]) * top;
+    // An output row at a time: more sums than a row's would not stay in registers.
     for (int a = 0; a < SCALE; a++) {
+        vec4 acc[SCALE];
+        for (int b = 0; b < SCALE; b++) acc[b] = vec4(0.0);
+        for (uint i = 0u; i < 5u; i++) {
+            const uint line = row + push.halo - 2u + i;
+            const uint at = tile * push.x_tile + line * push.x_row + push.halo - 2u + 4u * xv;
+            float s[8];
+            for (uint j = 0u; j < 8u; j++) s[j] = x[at + j];
+            for (int j = 0; j < 5; j++) {
+                const vec4 v = vec4(s[j], s[j + 1], s[j + 2], s[j + 3]);
+                for (int b = 0; b < SCALE; b++)
+                    acc[b] += base[25 * (SCALE * a + b) + 5 * i + j] * v;
+            }
+        }
+        for (int b = 0; b < SCALE; b++)
+            acc[b] = (acc[b] + f[maps + (SCALE * a + b) * (push.xs / 4u)]) * top;
         uint q[SAMPLES];
         for (int i = 0; i < SAMPLES; i++)
-            q[i] = quantise(acc[SCALE * a + i % SCALE][i / SCALE], top);
+            q[i] = quantise(acc[i % SCALE][i / SCALE], top);
         const uint line = SCALE * row + a, each = 32u / push.bits / push.step;
         const uint word = left * SCALE / each;
         if (each == 4u) put(q, line, word, 4);
