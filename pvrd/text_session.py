@@ -299,6 +299,9 @@ class TextJob:
                 start: dict[str, Any] = {
                     key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")
                 }
+                loaded = worker.models[self.session.model.key].future.result()
+                if parameters := loaded.get("parameters"):
+                    start["parameters"] = int(parameters)
                 if self._why:  # it was to begin elsewhere
                     start["reason"] = self._why[:300]
                 self.stream.write(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the kernels on a device and says what bounds each."""
+"""Times the kernels on a device and says what bounds each, or how fast the daemon writes text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from pvrd.ctl import common, errors, output
+from pvrd.ctl import bench_text, common, errors, output
 
 if TYPE_CHECKING:
     import argparse
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl bench`."""
-    actions = common.actions(parser, kernels="time, rates and what bounds each compute kernel")
+    actions = common.actions(
+        parser,
+        kernels="time, rates and what bounds each compute kernel",
+        text="tokens a second of the daemon, in a table as llama-bench prints",
+    )
     kernels = actions["kernels"]
     kernels.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="what to time")
     kernels.add_argument(
@@ -23,17 +27,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     kernels.add_argument("--op", metavar="OPERATION", help="this operation alone")
     kernels.add_argument("--quick", action="store_true", help="fewer shapes, less exact")
+    bench_text.arguments(actions["text"])
     parser.set_defaults(action=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs `pvrctl bench kernels`; no daemon takes part.
+    """Runs `pvrctl bench kernels`, in which no daemon takes part, or `pvrctl bench text`.
 
     Raises:
         CtlError: there is no such device or operation, or the device failed.
     """
+    if args.action == "text":
+        return bench_text.run(args)
     if args.action != "kernels":
-        raise errors.CtlError("What is to be done? `pvrctl bench kernels`.", errors.USAGE)
+        sentence = "What is to be done? `pvrctl bench kernels` or `pvrctl bench text`."
+        raise errors.CtlError(sentence, errors.USAGE)
     command = ["kernels", f"--device={args.device}"]
     command += [f"--op={args.op}"] if args.op else []
     for given in ("allow_software", "quick", "json"):

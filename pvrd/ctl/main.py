@@ -33,7 +33,7 @@ COMMANDS = {
     "config": "show or change the configuration",
     "stats": "counters of the daemon and its devices",
     "shader": "whether a compute shader would run on a device, and why not",
-    "bench": "how fast each compute kernel is, and what bounds it",
+    "bench": "how fast each compute kernel is, or the daemon with text",
     "doctor": "what is accelerated, what is not, why, and how to mend it",
 }
 

@@ -188,7 +188,13 @@ class Fake:
 
         words = prompt.split(" ")
         try:
-            start = {"prompt_tokens": len(words), "context": 99, "seed": 7, "model": self.model}
+            start = {
+                "prompt_tokens": len(words),
+                "context": 99,
+                "seed": 7,
+                "model": self.model,
+                "parameters": 135_000_000,
+            }
             line(type="start", device="gpu", device_name="Fake GPU", **start)
             if self.model.startswith("late-") or self.full:
                 error = "ContextFull" if self.full else self.model.removeprefix("late-")

@@ -57,7 +57,7 @@ def test_models(fake, tmp_path: Path) -> None:
     assert fake.run("models", "add", "--name", "x", str(file), "--json").json["kind"] == "text"
     file.write_bytes(b"junk")
     assert fake.run("models", "add", str(file)).failed(5) == "It is none."
-    assert "regular" in fake.run("models", "add", str(tmp_path)).failed(5)
+    assert "config.json" in fake.run("models", "add", str(tmp_path)).failed(5)
     os.mkfifo(tmp_path / "fifo.gguf")
     assert "regular" in fake.run("models", "add", str(tmp_path / "fifo.gguf")).failed(5)
     assert "No such file" in fake.run("models", "add", "/no/such").failed(5)

@@ -22,18 +22,20 @@ _pvrctl() {
         --device) mapfile -t COMPREPLY < <(compgen -W 'auto gpu cpu' -- "$word"); return ;;
         --profile) mapfile -t COMPREPLY < <(compgen -W 'axe-1-16m bxm-4-64 bxs-4-64 old phone' -- "$word"); return ;;
         --unchanged) mapfile -t COMPREPLY < <(compgen -W 'exact tolerant off' -- "$word"); return ;;
+        --weights) mapfile -t COMPREPLY < <(compgen -W 'f16 q8' -- "$word"); return ;;
         --format) mapfile -t COMPREPLY < <(compgen -W 'y4m png jpeg' -- "$word"); return ;;
         --model) mapfile -t COMPREPLY < <(compgen -W "$(_pvrctl_models)" -- "$word"); return ;;
     esac
     local options='--bus --json --help' words=''
     case $command in
-        '') options+=' --version'; words='status devices models generate chat extract classify embed upscale compare config stats shader bench doctor' ;;
+        '') options+=' --version'; words='status devices models generate chat extract classify embed compile upscale compare config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
         generate) options+=" $text --raw --top5 --logprobs" ;;
         chat) options+=" $text --no-history" ;;
         extract) options+=" $jobs --context --instruction -n --max-tokens" ;;
         classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
         embed) options+=" $jobs --context --pooling" ;;
+        compile) options+=' -o --output --weights --profile --name --licence --explain' ;;
         upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --debug-tiles --format" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
@@ -49,7 +51,8 @@ _pvrctl() {
             esac ;;
         bench)
             case $action in
-                '') words='kernels' ;;
+                '') words='kernels text' ;;
+                text) options+=" $jobs -p -n -r" ;;
                 *) options+=' --device --allow-software --op --quick' ;;
             esac ;;
         config)
@@ -60,7 +63,7 @@ _pvrctl() {
     esac
     if [[ $word == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
-    elif [[ $command == upscale || $command == compare || $command == models && $action == add || $command == shader && -n $action ]]; then
+    elif [[ $command == upscale || $command == compile || $command == compare || $command == models && $action == add || $command == shader && -n $action ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         compopt -o filenames 2>/dev/null
     else
