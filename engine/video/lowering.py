@@ -20,11 +20,13 @@ from engine.lower import Allow, allow_all, choose
 from engine.program import Binding, Buffer, Call, Program
 from engine.video import fused
 from engine.video.frames import FrameFormat
-from engine.video.network import Networks
+from engine.video.network import Networks, convolutions
 from engine.video.tiles import Tiling
 from kernels import op as contract_of
 from kernels import video
 from kernels.contract import PARAM_WORDS
+from kernels.conv3x3 import op as conv3x3
+from kernels.conv3x3_winograd import op as winograd
 
 
 def lower(
@@ -169,6 +171,7 @@ class Layers:
     def __init__(self, low: Lowering, run: Run) -> None:
         self._low, self._run = low, run
         self._inputs = int(run.graph.attrs["inputs"])
+        self._convs = convolutions(run.graph)
         self._where: dict[str, Binding] = {}  # value -> buffer
         self._free: list[Binding] = []
         self._made = 0
@@ -229,17 +232,21 @@ class Layers:
     def _conv3x3(self, node: Node) -> Call:
         t = self._run.tiling
         x, cin, cout = self._where[node.inputs[0]], node.int("cin"), node.int("cout")
+        index = node.int("index")
         push = {
             "cin": cin,
             "cout": cout,
-            "rows": t.window_rows - 2 * (node.int("index") + 1),
+            "rows": t.window_rows - 2 * (index + 1),
             "xs": t.xs,
-            "x_tile": t.floats(self._inputs if node.int("index") == 0 else t.channels),
+            "x_tile": t.floats(self._inputs if index == 0 else t.channels),
             "y_tile": t.floats(t.channels),
         }
-        fmt = "oc8" if cout % 8 == 0 else "oc4"
+        op, fmt = "conv3x3", conv3x3.variant_for(cout)
+        if t.spread and winograd.suits(cin, cout):
+            op, fmt = "conv3x3_winograd", "cpu"
+            push["cols"] = winograd.needed(self._convs, t.tw)[index + 1]
         weights = self._low.weight(node.weights[0])
-        return self._low.call("conv3x3", fmt, push, x, weights, self._maps(node.output))
+        return self._low.call(op, fmt, push, x, weights, self._maps(node.output))
 
     def _skip_add(self, node: Node) -> Call:
         t = self._run.tiling

@@ -27,12 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, DeviceInfo
 from engine.errors import BadModel, UnsupportedModel
 from engine.graph import Graph, Node, Weight
 from engine.pvrm import Pvrm
 from engine.video import fused
 from kernels.contract import ceil_div
+from kernels.conv3x3_winograd import op as winograd
 
 SCALES = (2, 3, 4)
 SITINGS = ("left", "centre")
@@ -113,6 +114,11 @@ def build_graph(shape: Shape, prefix: str = "") -> Graph:
     return Graph(tuple(nodes), weights, attrs)
 
 
+def convolutions(graph: Graph) -> list[tuple[int, int]]:
+    """(inputs, outputs) of each convolution of a network."""
+    return [(n.int("cin"), n.int("cout")) for n in graph.nodes if n.op == "conv3x3"]
+
+
 @dataclass(frozen=True)
 class Networks:
     """What a model computes. `chroma` has a Graph for each siting, or nothing: then the learned
@@ -136,6 +142,15 @@ class Networks:
     def widest(self) -> int:
         """Channels of the widest value of the luma network."""
         return int(self.luma.attrs["widest"])
+
+    def spread(self, device: DeviceInfo) -> int:
+        """Columns beyond the halo that luma's windows have on a device: on a CPU those that wide
+        layers give in groups (kernels/conv3x3_winograd).
+        """
+        convs = convolutions(self.luma)
+        if device.kind != "cpu":
+            return 0
+        return winograd.needed(convs, 0)[0] - 2 * self.halo
 
     def guided(self, role: str) -> bool:
         """Does the chroma network, which sees the luma, enlarge such a plane?"""

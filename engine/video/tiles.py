@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from engine.backends.base import DeviceInfo
 from kernels.contract import ceil_div
+from kernels.conv3x3_winograd.op import LEAST_XS
 
 LANES = 16  # floats: rows of activations are whole vectors on every device
 PAD = 64  # floats behind the last tile, read by the last window of a row
@@ -35,7 +36,8 @@ class Tiling:
     """`columns` tiles of tw x th cores a band, `bands` bands; at most `batch` tiles a slice.
 
     xs: floats of a row of activations; rows of a tile's window: th + 2 halo; tile: floats from one
-    tile's maps to the next (of `channels` channels).
+    tile's maps to the next (of `channels` channels). spread: columns to the right that a window has
+    beyond the halo, where layers give columns in groups (kernels/conv3x3_winograd); 0: none do.
     """
 
     width: int
@@ -45,6 +47,7 @@ class Tiling:
     tw: int
     th: int
     batch: int
+    spread: int = 0
 
     @property
     def columns(self) -> int:
@@ -60,7 +63,8 @@ class Tiling:
 
     @property
     def xs(self) -> int:
-        return ceil_div(self.tw + 2 * self.halo, LANES) * LANES
+        cols = ceil_div(self.tw + 2 * self.halo + self.spread, LANES) * LANES
+        return max(cols, LEAST_XS) if self.spread else cols
 
     @property
     def window_rows(self) -> int:
@@ -102,9 +106,10 @@ def plan(
     sample_bytes: int = 2,
     scale: int = 2,
     fused: bool = False,
+    spread: int = 0,
 ) -> Tiling:
     """The cuts for a frame on a device. tile: the side to keep to, 0 for the device's own, or what
-    its bindings and its grid can hold. fused: the luma network is one call.
+    its bindings and its grid can hold. fused: the luma network is one call; spread: as Tiling's.
 
     Cuts are made equal, since a tile at the border costs as much as any other. tw is a multiple of
     8 and th even, so that output words and rows, also of half-size chroma, belong to one tile.
@@ -121,7 +126,7 @@ def plan(
         wide = high = tile
     while True:
         tw, th = _even(width, wide, 8), _even(height, high, 2)
-        one = Tiling(width, height, halo, channels, tw, th, 1)
+        one = Tiling(width, height, halo, channels, tw, th, 1, spread)
         rows_fit = (
             _band_nbytes(one, sample_bytes, scale) <= limits.max_storage_range
             and one.window_rows <= limits.max_workgroup_count[1]
@@ -140,4 +145,4 @@ def plan(
     batch = max(1, min(one.columns, largest // one.floats(held), deep))
     if device.kind == "cpu":
         batch = 1  # one tile at a time is what fits the cache
-    return Tiling(width, height, halo, channels, tw, th, batch)
+    return Tiling(width, height, halo, channels, tw, th, batch, spread)

@@ -100,7 +100,8 @@ class VideoPipeline:
         self.format, self.out_format = fmt, fmt.scaled(model.scale)
         sizes = (fmt.width, fmt.height, networks.halo, networks.widest)
         fused = fuses(networks.luma, backend.info)
-        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes, model.scale, fused)
+        spread = networks.spread(backend.info)
+        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes, model.scale, fused, spread)
         self.overlap = networks.halo
         self._own = CPU if backend.info.kind == "cpu" else GPU
         self._bands = Bands(backend, model, fmt, self.tiling)

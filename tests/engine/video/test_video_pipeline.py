@@ -125,6 +125,18 @@ def test_tiled_is_equal_to_untiled(
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("size", [(7, 5), (150, 70)])
+def test_wide_layers_are_equal_in_any_tile(cpu_backend: Backend, size: tuple[int, int]) -> None:
+    fmt = FrameFormat(*size, "gray", 16)
+    src = noise(fmt)
+    model = VideoModel.load(str(FAST.with_name("nsr-quality.pvrm")), cpu_backend)
+    assert model.networks.spread(cpu_backend.info) > 0
+    whole = enlarge(cpu_backend, model, fmt, src, tile=8192)
+    for tile in (0, 8, 36):
+        np.testing.assert_array_equal(enlarge(cpu_backend, model, fmt, src, tile)[0], whole[0])
+    model.close()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("pixel", ["i420", "nv12", "i444", "gray"])
 @pytest.mark.parametrize("depth", [8, 16])
