@@ -8,6 +8,7 @@ would end the process; tensors are views of the copy where they lie there as raw
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -271,7 +272,9 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
             raise UnsupportedModel(f"The tensor {name or '?'} lies in another file.")
     if kind not in _TYPES and kind != _BFLOAT16:
         raise UnsupportedModel(f"The tensor {name} has the type {kind}, which is not read.")
-    if len(dims) > MAX_RANK or any(d < 0 for d in dims):
+    # With a zero among them nothing else would bound the others.
+    most = math.prod(max(1, d) for d in dims[:MAX_RANK])
+    if len(dims) > MAX_RANK or any(d < 0 for d in dims) or most > MAX_FILE:
         raise BadModel(f"The tensor {name} has an impossible shape.")
     count = 1
     for d in dims:

@@ -71,8 +71,8 @@ def _compiled(file: str, options: list[str]) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        # Wrong usage: argparse's own comes before its sentence.
-        said = done.stderr.strip().rpartition("engine.compile: error: ")[2]
+        # Wrong usage (argparse's own comes before its sentence), or a fault: its last line.
+        said = done.stderr.strip().rpartition("engine.compile: error: ")[2].rpartition("\n")[2]
         code = errors.USAGE if done.returncode == errors.USAGE else errors.FAILED
         sentence = output.plain(said) or "The compiler ended without a word."
         raise errors.CtlError(sentence, code) from None

@@ -358,6 +358,14 @@ def test_lengths_beyond_the_file_are_refused() -> None:
         load(b"\x08\x08" + b"\x3a" + b"\xff" * 12)
 
 
+def test_dimensions_beside_a_zero_are_bounded_too() -> None:
+    dims = b"".join(networks.number(1, d) for d in (0, 1 << 31, 1 << 31, 1 << 31))
+    tensor = dims + networks.number(2, 1) + networks.part(9, b"")
+    data = networks.number(1, 8) + networks.part(7, networks.part(5, tensor))
+    with pytest.raises(BadModel, match="impossible shape"):
+        load(data)
+
+
 def test_a_file_may_become_shorter_after_it_was_read() -> None:
     fd = os.memfd_create("onnx")
     try:
