@@ -95,15 +95,23 @@ def test_the_layer_sees_what_is_wrong_and_no_other_fault(
 
 
 # Instrumented shaders take minutes to compile, so that they are made once, for the kernels' tests.
+# At each access by address they search a list of buffers; with thousands of positions that takes
+# more rounds of loops than the 65,535 that llvmpipe seems to allow a shader, and what lies within a
+# buffer is then called out of bounds.
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("checks", "folders"),
-    [(SYNCHRONISATION, ["tests/kernels", "tests/engine"]), (GPU_ASSISTED, ["tests/kernels"])],
+    ("checks", "without", "folders"),
+    [
+        (SYNCHRONISATION, "smollm2", ["tests/kernels", "tests/engine"]),
+        (GPU_ASSISTED, "far_from_the_start", ["tests/kernels"]),
+    ],
     ids=["synchronisation", "gpu_assisted"],
 )
-def test_the_suite_is_valid(tmp_path: Path, checks: tuple[str, ...], folders: list[str]) -> None:
+def test_the_suite_is_valid(
+    tmp_path: Path, checks: tuple[str, ...], without: str, folders: list[str]
+) -> None:
     # -s, since pytest keeps what a passing test prints to itself.
-    which = ["-m", "gpu and not long", "-k", "not smollm2", f"--basetemp={tmp_path / 't'}"]
+    which = ["-m", "gpu and not long", "-k", f"not {without}", f"--basetemp={tmp_path / 't'}"]
     said, messages = run(
         tmp_path, checks, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *which, *folders
     )
