@@ -81,8 +81,13 @@ async def ask(
                 told = await core.supervisor.attempt(
                     session.choice, session.model, session.priority, answer, lambda _: None
                 )
+        core.stats.jobs_done += 1
         return told, os.dup(result)
+    except PvrdError:
+        core.stats.jobs_failed += 1
+        raise
     except TimeoutError:
+        core.stats.jobs_failed += 1
         raise Timeout(
             f"the answer takes longer than {METHOD_S:g} s; ask for less at a time"
         ) from None

@@ -42,11 +42,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def _bias(given: str) -> tuple[int, float]:
     """ID=B of the command line."""
     name, _, value = given.partition("=")
-    try:
-        pair = int(name), float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{given!r} is no ID=NUMBER") from None
-    return pair
+    token = int(name)
+    if not 0 <= token < 1 << 32:
+        raise ValueError
+    return token, float(value)
+
+
+_bias.__name__ = "ID=B"  # as argparse names what it could not read
 
 
 def session_options(parser: argparse.ArgumentParser) -> None:

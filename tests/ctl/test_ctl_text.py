@@ -65,6 +65,13 @@ def test_options_reach_the_daemon(fake) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("bias", ["5", "5=x", "x=5", "-1=5", "99999999999999999999=5"])
+def test_a_bias_that_is_none(fake, bias: str) -> None:
+    done = fake.run("generate", f"--logit-bias={bias}", "x")
+    assert done.code == 2
+    assert f"argument --logit-bias: invalid ID=B value: {bias!r}" in done.err
+
+
 def test_raw_goes_without_template(fake) -> None:
     assert fake.run("generate", "--raw", "a b").text == "a b held\n"
     assert fake.run("generate", "--raw", "--system", "x", "a").failed(2)

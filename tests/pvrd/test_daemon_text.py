@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import BusError
+from pvrd.bus import BusError, plain
 
 pytestmark = pytest.mark.bus
 TEXT = "org.pvrd.Pvrd1.TextSession"
@@ -85,6 +85,10 @@ def test_answers_that_are_no_stream(session: str, caller: Any) -> None:
     def ask(method: str, signature: str, *body: Any) -> Any:
         return caller.call(method, signature, list(body), path=session, interface=TEXT)
 
+    def done() -> int:
+        return int(plain(caller.call("GetStatistics").body[0])["jobs"]["done"])
+
+    before = done()
     reply = ask("Embed", "asa{sv}", ["a", "b"], caller.options(pooling="last"))
     fd = reply.fds.take(reply.body[0])
     assert struct.unpack("<4f", os.pread(fd, 100, 0)) == pytest.approx((0.6, 0.8, 0.6, 0.8))
@@ -94,6 +98,7 @@ def test_answers_that_are_no_stream(session: str, caller: Any) -> None:
     assert ask("Extract", "ssa{sv}", "text", "{}", caller.options(max_tokens=2)).body == [
         "w0 w1 end"
     ]
+    assert done() == before + 3
     bad = [
         ("Embed", "asa{sv}", [], {}), ("Embed", "asa{sv}", [""], {}),
         ("Embed", "asa{sv}", ["a"], caller.options(pooling="max")),
