@@ -3,6 +3,9 @@
 // two channels (halves) for each of four neighbours in x.
 
 const uint PAIRS = CHANNELS / 2, SETS = CHANNELS / 8;
+// Groups of four channels that an invocation sums at a time: one where registers are few (one
+// subgroup a workgroup), which reads its input once for each.
+const int N4 = PVR_WG_X > 32 ? 2 : 1;
 // Cells of two rows that an invocation moves.
 const uint MOVES = (2 * PAIRS * (COLUMNS / 4) + PVR_WG_X - 1) / PVR_WG_X;
 shared uvec4 cells[CELLS];
@@ -51,6 +54,27 @@ uint newest(uint i) { return current + (ROWS - 2u) * row_cells + i; }
         }                                                                             \
     }
 
+// The results of N4 groups of an invocation's two, from group G on.
+#define SUM(G)                                                                            \
+    {                                                                                     \
+        vec4 acc[4 * N4];                                                                 \
+        for (int o = 0; o < 4 * N4; o++) acc[o] = vec4(w[tail + G + o / 4][o % 4]);       \
+        if (layer == 0u) {                                                                \
+            for (uint a = 0u; a < 3u; a++) {                                              \
+                const uint line = first + row + a - 2u;                                   \
+                const vec4 p = luma_four(line, xv), q = luma_four(line, xv + 1u);         \
+                TAPS(N4, p, q, at + 3u * a * OUT4 + 2u * set + G, OUT4)                   \
+            }                                                                             \
+        } else {                                                                          \
+            CONVOLVE(N4, layer, row, xv, at + 2u * set + G, OUT4)                         \
+        }                                                                                 \
+        for (int o = 0; o < 4 * N4; o++)                                                  \
+            acc[o] = prelu(acc[o], vec4(w[tail + OUT4 + G + o / 4][o % 4]));              \
+        for (int o = 0; o < 2 * N4; o++)                                                  \
+            for (int j = 0; j < 4; j++)                                                   \
+                packed[2 * G + o][j] = packHalf2x16(vec2(acc[2 * o][j], acc[2 * o + 1][j])); \
+    }
+
 void main() {
     const uint n = push.layers, me = gl_LocalInvocationID.x;
     if (!place_strip(CELLS / ((2u * (n - 1u) + ROWS) * PAIRS))) return;
@@ -64,21 +88,13 @@ void main() {
         barrier();
         uint at = 0u, layer = 0u;
         for (; layer + 1u < n && first + ROWS > 2u * (layer + 1u); layer++) {
-            vec4 acc[8];
-            uvec4 moved[MOVES + 1u];  // glslang would give uvec4[4] the layout of the parameters
+            // One more than needed: glslang would give uvec4[4] the layout of the parameters.
+            uvec4 packed[5], moved[MOVES + 1u];
             const uint cin = layer == 0u ? 1u : CHANNELS;
             const uint tail = at + cin * 9u * OUT4 + 2u * set;
             if (set < SETS) {
-                for (int o = 0; o < 8; o++) acc[o] = vec4(w[tail + o / 4][o % 4]);
-                if (layer == 0u) {
-                    for (uint a = 0u; a < 3u; a++) {
-                        const uint line = first + row + a - 2u;
-                        const vec4 p = luma_four(line, xv), q = luma_four(line, xv + 1u);
-                        TAPS(2, p, q, at + 3u * a * OUT4 + 2u * set, OUT4)
-                    }
-                } else {
-                    CONVOLVE(2, layer, row, xv, at + 2u * set, OUT4)
-                }
+                SUM(0)
+                if (N4 == 1) SUM(1)
             }
             if (layer > 0u)
                 for (uint i = 0u; i < MOVES; i++)
@@ -89,15 +105,8 @@ void main() {
                     if (me + i * PVR_WG_X < kept)
                         cells[(layer - 1u) * kept + me + i * PVR_WG_X] = moved[i];
             if (set < SETS) {
-                for (int o = 0; o < 8; o++)
-                    acc[o] = prelu(acc[o], vec4(w[tail + OUT4 + o / 4][o % 4]));
                 const uint to = current + row * row_cells + 4u * set * wide + xv;
-                for (int o = 0; o < 4; o++) {
-                    uvec4 packed;
-                    for (int j = 0; j < 4; j++)
-                        packed[j] = packHalf2x16(vec2(acc[2 * o][j], acc[2 * o + 1][j]));
-                    cells[to + o * wide] = packed;
-                }
+                for (int o = 0; o < 4; o++) cells[to + o * wide] = packed[o];
             }
             barrier();
             at += (cin * 9u + 2u) * OUT4;
