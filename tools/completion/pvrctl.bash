@@ -36,12 +36,12 @@ _pvrctl() {
         classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
         embed) options+=" $jobs --context --pooling" ;;
         compile) options+=' -o --output --weights --profile --name --licence --explain' ;;
-        upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --debug-tiles --format" ;;
+        upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --debug-tiles --format" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
             case $action in
                 '') words='list add remove' ;;
-                add) options+=' --name --licence --origin --replace' ;;
+                add) options+=' --name --licence --origin --replace --weights' ;;
                 remove) words=$(_pvrctl_models) ;;
             esac ;;
         shader)
