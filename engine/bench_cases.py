@@ -18,9 +18,11 @@ import kernels
 from engine.backends.base import Array, Backend
 from engine.backends.gate import variant_misfit
 from kernels import kv, video, weights
+from kernels.advance.op import MOST, STRIDE
 from kernels.contract import FORMATS, PARAM_WORDS, Variant, ceil_div
 from kernels.nsr import op as nsr
 from kernels.resample.op import table
+from kernels.topk.op import RECORD_WORDS
 
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB = 576, 1536, 9, 3, 64, 49152
 CONTEXT, POSITION, TOKENS = 4096, 511, 32
@@ -80,6 +82,7 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "route": _route,
         "experts": _experts,
         "topk": _topk,
+        "advance": _advance,
         "luma_in": _luma_in,
         "conv3x3": _conv3x3,
         "shuffle_out": _shuffle_out,
@@ -306,6 +309,12 @@ _LUMA = (TILE + 2 * HALO) * _XS  # floats of a tile's window
 _MAPS = CHANNELS * _LUMA
 _FRAME = {"bits": 8, "tw": TILE, "th": TILE, "halo": HALO, "xs": _XS}
 _ONE = _words(N_TILES=1, WIDTH=TILE, HEIGHT=TILE)
+
+
+def _advance(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    row = 4 * RECORD_WORDS
+    sizes = {"record": row, "next": 4 * PARAM_WORDS, "ids": 4, "records": 4 * STRIDE * MOST}
+    yield Case(op, v, shown, "a record", {}, _text(1), 1, sizes, 2 * row, 2)
 
 
 def _luma_in(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:

@@ -4,14 +4,18 @@
 Buffers of a text program: `params`, `ids` (input, u32 for each token of a chunk), scratch for x, h,
 qkv, a, gate_up, f and more, `logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk`
 (output) and one buffer for each weight. Sequences: `decode` (one token), `prefill` (up to `chunk`
-tokens), `head` (the last row's norm, logits and topk). Scratch is not shared by lifetime: one
-buffer, one purpose.
+tokens), `head` (the last row's norm, logits and topk) and, where there is a kernel for it,
+`advance` (behind `decode` and `head`: the likeliest id is the next one, its record is kept in
+`records`).
+Scratch is not shared by lifetime: one buffer, one purpose.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from engine.backends.base import Backend, DeviceInfo
@@ -22,6 +26,7 @@ from engine.program import Binding, Buffer, Call, Program
 from kernels import kv as caches
 from kernels import op as contract_of
 from kernels import weights as packing
+from kernels.advance import op as advance
 from kernels.contract import FORMATS, PARAM_WORDS, Contract, Variant
 from kernels.swiglu.op import ACTS
 from kernels.topk.op import RECORD_WORDS, part_nbytes
@@ -162,7 +167,7 @@ class Lowering:
         self._kv = kv
         self._buffers: dict[str, Buffer] = {}
         self._where: dict[str, str] = {}  # value -> buffer
-        self._calls: dict[str, list[Call]] = {"decode": [], "prefill": [], "head": []}
+        self._calls: dict[str, list[Call]] = defaultdict(list)
         self._in_head = False
         self._users = graph.users()
         self._inner: dict[str, Node] = {}  # values that products compute themselves, for one token
@@ -475,3 +480,8 @@ class Lowering:
         out = self._out(node, self._buffer("topk", RECORD_WORDS * 4, "output"))
         for stage in (0, 1):
             self._call("topk", [self._in(node), part, out], None, "", {"v": v, "stage": stage})
+        records = Binding(self._buffer("records", 4 * advance.STRIDE * advance.MOST, "output"))
+        params = Binding("params", 0, 4 * PARAM_WORDS)
+        with suppress(NoKernel):  # then each token is a slice
+            bindings = [out, params, Binding("ids"), records]
+            self._add("advance", bindings, None, {}, "advance", 1)

@@ -191,6 +191,11 @@ def _topk(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -
     return Piece(params, push, takes, {("out" if push["stage"] else "part"): words})
 
 
+def _advance(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    takes = {name: [(0, n)] for name, n in sizes.items()}
+    return Piece(params, push, takes, dict.fromkeys(("next", "ids", "records"), words))
+
+
 def _caches(push: Push, heads: range, first: int, count: int) -> dict[str, list[tuple[int, int]]]:
     """What a piece takes of the caches: some positions of some heads."""
     shape = (int(push["kv_heads"]), int(push["ctx"]), int(push["dim"]))
@@ -372,6 +377,7 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "route": _route,
     "experts": _experts,
     "topk": _topk,
+    "advance": _advance,
     "rope_kv": _rope_kv,
     "attention_decode": _attention,
     "attention_prefill": _attention,

@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import kv, video, weights
+from kernels.advance import op as advance
 from kernels.contract import FORMATS, PARAM_WORDS, ceil_div
 from kernels.resample.op import table
+from kernels.topk.op import RECORD_WORDS
 
 Array = npt.NDArray[Any]
 
@@ -132,6 +134,12 @@ def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
         first = Sample("topk", variant, {"v": v, "stage": 0}, arrays, (1, 0, 0), 1)
         yield first
         yield Sample("topk", variant, {"v": v, "stage": 1}, reference(first), (1, 0, 0), 1)
+    words = np.arange(16, dtype=np.uint32)
+    words[advance.STEP] = 1
+    arrays = {"record": rng.integers(0, 99, RECORD_WORDS, np.uint32), "next": words}
+    arrays["ids"] = np.zeros(2, np.uint32)
+    arrays["records"] = np.zeros(advance.MOST * advance.STRIDE, np.uint32)
+    yield Sample("advance", "base", {}, arrays, (1, 7, 0, 1), 1)
 
 
 def _small(rng: np.random.Generator) -> Iterator[Sample]:

@@ -31,6 +31,8 @@ from engine.text.tokenizer import Detokenizer
 Reason = Literal["stop", "length", "cancelled"]
 Logits = Callable[[], npt.NDArray[np.float32]]
 
+_AHEAD_S = 0.01  # what a slice of several tokens may take
+
 
 @dataclass(frozen=True)
 class Request:
@@ -197,6 +199,7 @@ class Generation:
                     "The tokens that were delivered do not belong to this request."
                 )
             self._accept(token)
+        self._pace = 0.0  # seconds a token of the last slice that decoded; 0: there was none
         self._resumed = len(self._ids)
         self._followed = self.prompt_tokens if delivered else MAX_TOKENS
 
@@ -215,9 +218,9 @@ class Generation:
         """Tokens of the answer so far."""
         return len(self._ids) - self.prompt_tokens
 
-    def step(self) -> list[Event]:
-        """Runs one slice (a piece of the prompt, or up to the next token) and returns what it
-        brought about.
+    def step(self, most: int = MAX_TOKENS) -> list[Event]:
+        """Runs one slice (a piece of the prompt, or up to the next token, or as many as `most`
+        tokens that need no choice by the host) and returns what it brought about.
 
         Raises:
             DeviceLost: the device is gone or computes nonsense.
@@ -229,25 +232,58 @@ class Generation:
             self._started = True
             events.append(Start(self.prompt_tokens, self._state.context))
         if self._reason is None:
-            began = time.perf_counter()
-            decode, count = self._decoding, self._known
-            # What the session computed before stays; the last token is fed anyway, for its logits.
-            self._state.common(self._ids[: count - 1])
-            pending = self._ids[len(self._state.tokens) : count]
-            now = pending[: self._state.chunk]
-            head = len(now) == len(pending)
-            # Of the prompt a single token, too, is a prefill's: so each row of it is computed
-            # alike, however much of it was there and however it is cut.
-            self._state.run(now, head, decode=decode)
-            if not decode:
-                self._stats["prefill_tokens"] += len(now)
-            if head and count < len(self._ids):
-                self._follow(count)
-            elif head:
-                events.append(self._draw(self._state.best(), self._state.logits))
-            self._charge("decode" if decode else "prefill", time.perf_counter() - began)
+            if (steps := self._ahead(most)) > 1:
+                events += self._several(steps)
+            else:
+                events += self._slice()
         if self._reason is not None:
             events.append(self._end(self._reason))
+        return events
+
+    def _slice(self) -> list[Event]:
+        """A slice of one sequence of tokens, and the token that it leads to, if it does."""
+        events: list[Event] = []
+        began = time.perf_counter()
+        decode, count = self._decoding, self._known
+        # What the session computed before stays; the last token is fed anyway, for its logits.
+        self._state.common(self._ids[: count - 1])
+        pending = self._ids[len(self._state.tokens) : count]
+        now = pending[: self._state.chunk]
+        head = len(now) == len(pending)
+        # Of the prompt a single token, too, is a prefill's: so each row of it is computed
+        # alike, however much of it was there and however it is cut.
+        self._state.run(now, head, decode=decode)
+        if not decode:
+            self._stats["prefill_tokens"] += len(now)
+        if head and count < len(self._ids):
+            self._follow(count)
+        elif head:
+            events.append(self._draw(self._state.best(), self._state.logits))
+        self._charge("decode" if decode else "prefill", time.perf_counter() - began)
+        return events
+
+    def _ahead(self, most: int) -> int:
+        """How many tokens the next slice may bring about: more than one where each is the
+        likeliest, whatever came before, and all of them take little time.
+        """
+        if self.settings.temperature or self.settings.penalises or self._constraint is not None:
+            return 1
+        if not self._pace or self.next_id is None:
+            return 1
+        left = self.settings.max_tokens - self.delivered
+        room = self._state.context - len(self._state.tokens)
+        return min(most, self._state.ahead, left, room, int(_AHEAD_S / self._pace))
+
+    def _several(self, steps: int) -> list[Event]:
+        """A slice of several tokens. Those behind the end of the answer are nothing."""
+        events: list[Event] = []
+        began = time.perf_counter()
+        for record in self._state.run_ahead(self._ids[-1], steps):
+            events.append(self._draw(record, self._state.logits))
+            if self._reason is not None:
+                break
+        self._state.common(self._ids[:-1])
+        self._charge("decode", time.perf_counter() - began, len(events))
         return events
 
     @property
@@ -300,10 +336,11 @@ class Generation:
         """The prompt, and what was delivered by others, is computed."""
         return len(self._ids) > self._resumed
 
-    def _charge(self, phase: Literal["prefill", "decode"], seconds: float) -> None:
+    def _charge(self, phase: Literal["prefill", "decode"], seconds: float, tokens: int = 1) -> None:
         self._stats[f"{phase}_s"] += seconds
         if phase == "decode":
-            self._stats["decode_tokens"] += 1
+            self._stats["decode_tokens"] += tokens
+            self._pace = seconds / tokens
 
     def _draw(self, record: npt.NDArray[np.uint8], logits: Logits) -> Token:
         """The next token of the answer."""

@@ -22,6 +22,7 @@ from engine.text.compiled import compiled_model, described, info
 from engine.text.sampler import RECORD_BYTES
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Data, TextTokenizer
+from kernels.advance.op import MOST, STRIDE
 
 Progress = Callable[[float], None]
 
@@ -45,6 +46,8 @@ class State:
         self.executable = executable
         self.caches = [b.name for b in program.buffers.values() if b.kind == "state"]
         self._params = np.zeros(16, np.uint32)
+        # Most tokens of `run_ahead`.
+        self.ahead = model.ahead if "advance" in program.sequences else 1
 
     def common(self, ids: list[int]) -> int:
         """How many of these ids are in the cache already; what follows them in the cache is given
@@ -78,6 +81,29 @@ class State:
             sequences.append("head")
         self.executable.run(*sequences)
         self.tokens.extend(ids)
+
+    def run_ahead(self, token: int, steps: int) -> list[npt.NDArray[np.uint8]]:
+        """One slice of 1 to `ahead` tokens: feeds `token`, then each time the likeliest that
+        follows. The record of `topk` after each; all tokens that were fed are in the cache then,
+        as if `run` had been given them one by one.
+
+        Raises:
+            As run.
+        """
+        pos = len(self.tokens)
+        if not 1 <= steps <= self.ahead:
+            raise ValueError(f"{steps} tokens in a slice of {self.ahead}")
+        if pos + steps > self.context:
+            raise ContextFull(f"The context of {self.context} tokens is full.")
+        self._params[:4] = 1, pos, 0, 0
+        self.executable.write("params", self._params)
+        self.executable.write("ids", np.asarray([token], np.uint32))
+        self.executable.run(*("decode", "head", "advance") * steps)
+        at = range(0, 4 * STRIDE * steps, 4 * STRIDE)
+        records = [self.executable.read("records", RECORD_BYTES, i) for i in at]
+        self.tokens.append(token)
+        self.tokens += [int(record[:4].view(np.uint32)[0]) for record in records[:-1]]
+        return records
 
     def best(self) -> npt.NDArray[np.uint8]:
         """The record of `topk` after a slice with head."""
@@ -120,6 +146,8 @@ class TextModel:
         self.info = info(meta, self.graph)
         self.vocab = int(self.graph.attrs["vocab"])
         self.chunk = chunk or _chunk(backend)
+        waits = backend.info.kind == "gpu" and not backend.info.software
+        self.ahead = MOST if waits else 1  # most tokens of a slice that decodes
         self.tokenizer = TextTokenizer(
             Data(
                 meta["tokenizer"],

@@ -156,14 +156,16 @@ class TextTask:
         return None if token is None else (self._generation.state, token)
 
     def _alone(self, generation: Generation) -> None:
-        passed = _passed(generation.state.executable)
+        executable, sent = generation.state.executable, self._sent
+        passed = _passed(executable)
         try:
-            events = generation.step()
+            events = generation.step(protocol.MAX_AHEAD - (sent - self._acked))
         except Suspect as e:
             self.suspect(e.kernel, e.reason)
             return
         self._tell(events)
-        self._note(passed, generation.state.executable)
+        # A check of a slice of several tokens may have been one of the first.
+        self._note(passed, executable, min(self._sent, sent + 1))
 
     def fed(self, batch: Batch, took: float, passed: Mapping[str, int]) -> None:
         """A batch has fed its token. What goes wrong with it is its own: the next step says it."""
@@ -175,13 +177,13 @@ class TextTask:
             raise
         except PvrError as e:
             self._failed = e
-        self._note(passed, batch.executable)
+        self._note(passed, batch.executable, self._sent)
 
-    def _note(self, before: Mapping[str, int], executable: Executable) -> None:
-        """Kernels that the slice just run was checked for were right up to now."""
+    def _note(self, before: Mapping[str, int], executable: Executable, sent: int) -> None:
+        """Kernels that the slice just run was checked for were right up to token `sent`."""
         for name, count in _passed(executable).items():
             if count != before.get(name):
-                self._right[name] = self._sent
+                self._right[name] = sent
 
     def suspect(self, kernel: str, reason: str) -> None:
         """Tells from which token on the answer is in doubt, and gives up what was computed."""

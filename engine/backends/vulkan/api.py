@@ -483,9 +483,11 @@ class Device:
     def record(self, cmd: Any, calls: Sequence[Dispatch]) -> None:
         """Records calls that see what was submitted before, and whose results the host can read."""
         compute, host = vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, vk.VK_PIPELINE_STAGE_HOST_BIT
-        begin = vk.VkCommandBufferBeginInfo()
+        # It may stand in a submission several times.
+        flags = vk.VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
+        begin = vk.VkCommandBufferBeginInfo(flags=flags)
         _call("vkBeginCommandBuffer", vk.vkBeginCommandBuffer, cmd, begin)
-        self._barrier(cmd, compute, compute)
+        self._barrier(cmd, compute, compute, vk.VK_ACCESS_UNIFORM_READ_BIT)
         self._calls(cmd, calls)
         self._barrier(cmd, compute, host)
         _call("vkEndCommandBuffer", vk.vkEndCommandBuffer, cmd)
@@ -528,18 +530,20 @@ class Device:
                 stack, (reset, counted), lambda cmd: self._calls(cmd, calls), submit
             )
 
-    def _barrier(self, cmd: Any, before: int, after: int) -> None:
+    def _barrier(self, cmd: Any, before: int, after: int, more: int = 0) -> None:
+        """What comes after sees what was written before. `more`: what else it reads, as it may be
+        parameter words that the sequence before has written.
+        """
         transfer, host = vk.VK_PIPELINE_STAGE_TRANSFER_BIT, vk.VK_PIPELINE_STAGE_HOST_BIT
         writes = {transfer: vk.VK_ACCESS_TRANSFER_WRITE_BIT}
         reads = {
             transfer: vk.VK_ACCESS_TRANSFER_READ_BIT | vk.VK_ACCESS_TRANSFER_WRITE_BIT,
             host: vk.VK_ACCESS_HOST_READ_BIT,
         }
+        shader = vk.VK_ACCESS_SHADER_READ_BIT | vk.VK_ACCESS_SHADER_WRITE_BIT
         memory = vk.VkMemoryBarrier(
             srcAccessMask=writes.get(before, vk.VK_ACCESS_SHADER_WRITE_BIT),
-            dstAccessMask=reads.get(
-                after, vk.VK_ACCESS_SHADER_READ_BIT | vk.VK_ACCESS_SHADER_WRITE_BIT
-            ),
+            dstAccessMask=reads.get(after, shader) | more,
         )
         vk.vkCmdPipelineBarrier(cmd, before, after, 0, 1, [memory], 0, None, 0, None)
 

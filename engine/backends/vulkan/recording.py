@@ -260,8 +260,6 @@ class VulkanExecutable:
         if submission is None:
             if missing := [s for s in sequences if s not in self._recorded]:
                 raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
-            if len(set(sequences)) != len(sequences):
-                raise InvalidArgument(f"a slice names a sequence twice: {sequences}")
             commands = [self._recorded[s] for s in sequences]
             submission = self._backend._device.submission(commands, timed=True)
             self._submissions[sequences] = submission
