@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 LLAMA_VERSION = "0.3.36"  # of llama-cpp-python: its sdist holds llama.cpp's sources
@@ -36,33 +37,68 @@ def _run(*command: str, cwd: Path | None = None) -> None:
     subprocess.run(command, cwd=cwd, check=True, stdout=sys.stderr)
 
 
+def _llama_top() -> Path:
+    return cache() / f"llama-cpp-python-{LLAMA_VERSION}"
+
+
+def llama_sources() -> Path:
+    """llama.cpp's sources; the first call fetches them.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed.
+    """
+    top = _llama_top()
+    if not (top / "src").exists():
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
+        package = ["--no-binary", "llama-cpp-python", f"llama-cpp-python=={LLAMA_VERSION}"]
+        _run(*pip, "-d", str(top), *package)
+        with tarfile.open(next(top.glob("*.tar.gz"))) as tar:
+            tar.extractall(top / "unpack", filter="data")
+        next((top / "unpack").iterdir()).rename(top / "src")
+    return top / "src/vendor/llama.cpp"
+
+
+def _built(folder: str, tools: Sequence[str], flags: Sequence[str]) -> Path:
+    """The folder with these tools, built in a folder of that name when one is missing."""
+    build = _llama_top() / folder
+    if not all((build / "bin" / tool).exists() for tool in tools):
+        _run("cmake", "-S", str(llama_sources()), "-B", str(build), *flags)
+        jobs = str(os.cpu_count() or 1)
+        _run("cmake", "--build", str(build), "-j", jobs, "-t", *tools)
+    return build / "bin"
+
+
 def llama_cpp() -> Path:
     """The folder with LLAMA_TOOLS; the first call builds them (minutes).
 
     Raises:
         subprocess.CalledProcessError: pip or cmake failed; their own words are on stderr.
     """
-    top = cache() / f"llama-cpp-python-{LLAMA_VERSION}"
-    binaries = top / "build/bin"
-    if not all((binaries / tool).exists() for tool in LLAMA_TOOLS):
-        if not (top / "src").exists():
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
-            _run(
-                *pip,
-                "--no-binary",
-                "llama-cpp-python",
-                "-d",
-                str(top),
-                f"llama-cpp-python=={LLAMA_VERSION}",
-            )
-            with tarfile.open(next(top.glob("*.tar.gz"))) as tar:
-                tar.extractall(top / "unpack", filter="data")
-            next((top / "unpack").iterdir()).rename(top / "src")
-        source = top / "src/vendor/llama.cpp"
-        _run("cmake", "-S", str(source), "-B", str(top / "build"), *LLAMA_FLAGS)
-        targets = ["-t", *LLAMA_TOOLS]
-        _run("cmake", "--build", str(top / "build"), "-j", str(os.cpu_count() or 1), *targets)
-    return binaries
+    return _built("build", LLAMA_TOOLS, LLAMA_FLAGS)
+
+
+def llama_vulkan() -> Path | None:
+    """The folder with a llama-bench for Vulkan, or None.
+
+    $PVRD_LLAMA_VULKAN names one. Otherwise it is built, where cmake finds Vulkan's and SPIR-V's
+    headers and a glslc ($PVRD_GLSLC, or in PATH). An old glslc knows no cooperative matrices, and
+    the comparison would be unfair: shaderc 2026 does (in Debian sid).
+
+    Raises:
+        SystemExit: the folder that was named has none.
+    """
+    if env := os.environ.get("PVRD_LLAMA_VULKAN"):
+        if not (Path(env) / "llama-bench").exists():
+            raise SystemExit(f"$PVRD_LLAMA_VULKAN: there is no llama-bench in {env}.")
+        return Path(env).absolute()
+    flags = [*LLAMA_FLAGS, "-DGGML_VULKAN=ON"]
+    if glslc := os.environ.get("PVRD_GLSLC"):
+        flags.append(f"-DVulkan_GLSLC_EXECUTABLE={glslc}")
+    try:
+        return _built("build-vulkan", ["llama-bench"], flags)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"llama.cpp for Vulkan is not to be had here: {error}", file=sys.stderr)
+        return None
 
 
 def wheel(package: str) -> str:

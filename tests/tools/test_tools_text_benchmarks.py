@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of random weights, and how the text benchmarks run their peers."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+from benchmarks import common, peers, text_gpu
+from tools import random_gguf
+
+# Tells what it was asked for as llama-bench does: faster with flash attention, and in the mode
+# without the second kind of cooperative matrices.
+BENCH = """#!{python}
+import json, os, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+numbers = lambda option: [int(n) for n in given[option].split(",")]
+kind = 2 - ("GGML_VK_DISABLE_COOPMAT2" in os.environ) - ("GGML_VK_DISABLE_COOPMAT" in os.environ)
+assert "GGML_VK_VISIBLE_DEVICES" not in os.environ
+runs = []
+for depth in numbers("-d"):
+    for attention in numbers("-fa"):
+        for p, n in [(p, 0) for p in numbers("-p") if p] + [(0, n) for n in numbers("-n") if n]:
+            rate = 100.0 + 10 * attention + 50 * (kind == 1)
+            runs.append(dict(n_prompt=p, n_gen=n, n_depth=depth, flash_attn=bool(attention),
+                             samples_ts=[rate, rate + 1, rate + 2][: int(given["-r"])]))
+print(json.dumps(runs))
+"""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Path:
+    path = tmp_path / "llama-bench"
+    path.write_text(BENCH.replace("{python}", sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.parametrize("weights", random_gguf.WEIGHTS)
+def test_a_random_model_has_its_shape(tmp_path: Path, weights: str) -> None:
+    shape, path = random_gguf.SHAPES["tiny"], tmp_path / "tiny.gguf"
+    random_gguf.write(path, "tiny", weights)
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert len(found) == 2 + 7 * shape.layers + 1 + 2 * shape.layers
+    for name, rows, columns in shape.matrices():
+        tensor = found[f"{name}.weight"]
+        assert list(tensor.shape) == [columns, rows]
+        assert tensor.tensor_type == random_gguf.WEIGHTS[weights]
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert values.std() == pytest.approx(columns**-0.5, rel=0.15)
+        assert abs(values.mean()) < 0.15 * columns**-0.5  # -8 to 7 is not even
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_bytes_of_a_token_leave_out_an_embedding_of_its_own() -> None:
+    tied, own = random_gguf.SHAPES["smollm2-135m"], random_gguf.SHAPES["llama3-8b"]
+    assert random_gguf.token_bytes(tied, "q8_0") == pytest.approx(134.5e6 * 34 / 32, rel=0.01)
+    assert random_gguf.token_bytes(own, "q4_0") == pytest.approx(7.5e9 * 18 / 32, rel=0.01)
+
+
+def test_the_best_way_of_the_peer_is_found(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "7")
+    peer = text_gpu.Peer(bench, Path("model.gguf"), software=False)
+    best = peer.best(text_gpu.PHASES, 3)
+    assert set(best) == set(text_gpu.PHASES)
+    assert set(best.values()) == {(161.0, text_gpu.Way("coopmat", "1"))}
+
+
+def test_a_share_of_the_copy_rate() -> None:
+    row = common.row("m q4_0 decode", "tokens/s", 100.0, 50.0, "peer")
+    share = text_gpu.share(row, nbytes=2_000_000, copy=1e9)
+    assert (share.ours, share.peer, share.ratio) == (20.0, 10.0, 2.0)
+
+
+def test_the_vulkan_peer_that_is_named(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PVRD_LLAMA_VULKAN", str(bench.parent))
+    assert peers.llama_vulkan() == bench.parent
+    bench.unlink()
+    with pytest.raises(SystemExit):
+        peers.llama_vulkan()
