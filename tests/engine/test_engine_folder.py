@@ -37,8 +37,10 @@ LLAMA = CASES["llama"]
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY)
-    yield fd
-    os.close(fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def check(path: Path) -> None:

@@ -28,8 +28,10 @@ from kernels import weights
 def opened(data: bytes) -> Iterator[int]:
     fd = os.memfd_create("gguf")
     os.write(fd, data)
-    yield fd
-    os.close(fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def check(data: bytes) -> None:
