@@ -77,6 +77,27 @@ def llama_cpp() -> Path:
     return _built("build", LLAMA_TOOLS, LLAMA_FLAGS)
 
 
+def llama_words() -> str:
+    """Version and flags of llama_cpp()."""
+    return f"llama-cpp-python {LLAMA_VERSION}, {' '.join(LLAMA_FLAGS)}"
+
+
+def llama_program(source: Path) -> Path:
+    """A C++ program of ours, compiled against the library of llama_cpp() when it is newer.
+
+    Raises:
+        subprocess.CalledProcessError: it does not compile, or the library was not built.
+    """
+    top, out = llama_cpp().parent, _llama_top() / source.stem
+    if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
+        headers = [f"-I{llama_sources() / folder}" for folder in ("include", "ggml/include")]
+        names = ("src/libllama.a", "ggml/src/libggml.a", "ggml/src/libggml-cpu.a")
+        libraries = [str(top / name) for name in (*names, "ggml/src/libggml-base.a")]
+        command = ["c++", "-O2", *headers, str(source), "-o", str(out), *libraries]
+        _run(*command, "-fopenmp", "-ldl", "-lpthread", "-lm")
+    return out
+
+
 def llama_vulkan() -> Path | None:
     """The folder with a llama-bench for Vulkan, or None.
 

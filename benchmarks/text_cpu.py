@@ -114,7 +114,7 @@ def facts() -> dict[str, str]:
     from engine.backends import cpu
 
     return {
-        "peer": f"llama-cpp-python {peers.LLAMA_VERSION}, {' '.join(peers.LLAMA_FLAGS)}",
+        "peer": peers.llama_words(),
         "ours": f"instruction set {cpu.isa()}",
     }
 
