@@ -100,6 +100,22 @@ class Node:
     weights: tuple[str, ...] = ()
     attrs: Mapping[str, Attr] = field(default_factory=dict)
 
+    def to_json(self) -> list[Any]:
+        """As JSON data."""
+        weights = list(self.weights)
+        return [self.name, self.op, list(self.inputs), self.output, weights, dict(self.attrs)]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Node:
+        """What `to_json` wrote.
+
+        Raises:
+            TypeError, ValueError: it is damaged.
+        """
+        name, op, inputs, output, weights, attrs = data
+        named = tuple(map(str, inputs)), str(output), tuple(map(str, weights))
+        return cls(str(name), str(op), *named, dict(attrs))
+
     def int(self, key: str) -> int:
         """An attribute that has to be a whole number.
 
@@ -166,10 +182,7 @@ class Graph:
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""
         return {
-            "nodes": [
-                [n.name, n.op, list(n.inputs), n.output, list(n.weights), dict(n.attrs)]
-                for n in self.nodes
-            ],
+            "nodes": [node.to_json() for node in self.nodes],
             "weights": [
                 [
                     w.name,
@@ -193,10 +206,7 @@ class Graph:
             BadModel
         """
         try:
-            nodes = tuple(
-                Node(str(n), str(op), tuple(map(str, i)), str(o), tuple(map(str, w)), dict(a))
-                for n, op, i, o, w, a in data["nodes"]
-            )
+            nodes = tuple(map(Node.from_json, data["nodes"]))
             weights = {
                 str(name): Weight(
                     str(name),

@@ -91,10 +91,7 @@ class Net:
     def to_json(self) -> dict[str, Any]:
         """As JSON data, without the arrays."""
         return {
-            "nodes": [
-                [n.name, n.op, list(n.inputs), n.output, list(n.weights), dict(n.attrs)]
-                for n in self.nodes
-            ],
+            "nodes": [node.to_json() for node in self.nodes],
             "values": {
                 name: [v.channels, v.scale.numerator, v.scale.denominator]
                 for name, v in self.values.items()
@@ -111,10 +108,7 @@ class Net:
             BadModel
         """
         try:
-            nodes = tuple(
-                Node(str(n), str(op), tuple(map(str, i)), str(o), tuple(map(str, w)), dict(a))
-                for n, op, i, o, w, a in data["nodes"]
-            )
+            nodes = tuple(map(Node.from_json, data["nodes"]))
             values = {
                 str(name): Value(int(c), Fraction(int(num), int(den)))
                 for name, (c, num, den) in data["values"].items()
