@@ -2,15 +2,15 @@
 """Compiles somebody's network into a model that pvrd runs.
 
     python -m engine.compile FILE [-o OUT.pvrm] [--weights f16|q8] [--profile NAME] [--name NAME]
-        [--licence TEXT] [--explain] [--json]
+        [--licence TEXT] [--explain] [--without PASS] [--rate GB/S] [--json]
 
 FILE is a language model: a Hugging Face folder or GGUF (--weights is for its float matrices), or a
 network that enlarges pictures: ONNX, ncnn's .param or .bin (the other one beside it), or a
 checkpoint (.pth, .safetensors: needs PyTorch and spandrel). What is not run is named with its
-node, and nothing is written then. --profile says how the network would run on a device of that
-profile. With --json there is one object on standard output, {"error", "message"} where it failed.
-Exit status 0; 5: the file is no network that is run; 2: wrong usage; 1: the result cannot be
-written.
+node, and nothing is written then. --profile says how it would run on a device of that profile,
+--explain what each pass did. With --json there is one object on standard output, {"error",
+"message"} where it failed. Exit status 0; 5: the file is no network that is run; 2: wrong usage; 1:
+the result cannot be written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from engine.backends.profiles import Profile
 from engine.errors import InvalidArgument, PvrError
 from engine.graph import Graph, explain
 from engine.importers import convnets
+from engine.passes import OPTIONAL
 from engine.text import compiled
+from engine.text.fit import Fit
+from engine.text.fit import fit as fit_text
 from engine.video import convnet, convnet_pack
 from engine.video.convnet_colour import planes
 from engine.video.convnet_graph import Net
@@ -42,7 +45,7 @@ FRAME = (960, 540)  # the frame for which --profile says how it would be cut
 
 
 @dataclass(frozen=True)
-class Fit:
+class FrameFit:
     """How frames of FRAME run on a device."""
 
     profile: str
@@ -53,21 +56,27 @@ class Fit:
     mebibytes: int
 
 
-def fit(given: Plan, profile: Profile) -> Fit:
+def fit(given: Plan, profile: Profile) -> FrameFit:
     """How a network runs on the device of a profile.
 
     Raises:
         InvalidArgument: not at all.
         BadModel: a kernel does not fit the device.
     """
-    device = DeviceInfo("gpu", profile.name, "", False, profile.alone(), profile.features)
+    device = _device(profile)
     cut: Windows = windows(given, *FRAME, device)
     fmt = FrameFormat(*FRAME, "i420")
     shown = planes(fmt, given.scale, given.net.colours)
     program = lower(given, shown, cut.width, cut.height, device, PART_MACS)
     nbytes = sum(b.nbytes for b in program.buffers.values())
     size = (cut.width, cut.height)
-    return Fit(profile.name, cut.tiles, size, cut.overlap, int(program.meta["parts"]), nbytes >> 20)
+    return FrameFit(
+        profile.name, cut.tiles, size, cut.overlap, int(program.meta["parts"]), nbytes >> 20
+    )
+
+
+def _device(profile: Profile) -> DeviceInfo:
+    return DeviceInfo("gpu", profile.name, "", False, profile.alone(), profile.features)
 
 
 def report(net: Net, source: Path, target: Path, given: Plan) -> dict[str, Any]:
@@ -97,7 +106,19 @@ def _said(facts: dict[str, Any]) -> str:
     )
 
 
-def _said_fit(found: Fit) -> str:
+def _said_text_fit(profile: str, found: Fit, rate: float) -> str:
+    text = (
+        f"{profile}: a session of {found.context} tokens takes {found.weights >> 20} MiB of"
+        f" weights, {found.caches >> 20} MiB of caches and {found.work >> 20} MiB to work in; a"
+        f" token is {found.calls} kernel calls and {found.moved / 1e6:.1f} MB, prompts come in"
+        f" pieces of {found.chunk}."
+    )
+    if rate:
+        text += f" At {rate:g} GB/s that is at most {rate * 1e9 / found.moved:.1f} tokens/s."
+    return text
+
+
+def _said_fit(found: FrameFit) -> str:
     cut = "whole" if found.tiles == 1 else f"in {found.tiles} tiles"
     return (
         f"{found.profile}: a frame of {FRAME[0]}x{FRAME[1]} {cut}, windows of"
@@ -118,6 +139,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--name", help="what the model calls itself (default: the file's name)")
     parser.add_argument("--licence", default="")
     parser.add_argument("--explain", action="store_true", help="what the passes did")
+    parser.add_argument(
+        "--without", action="append", choices=sorted(OPTIONAL), default=[], metavar="PASS",
+        help=f"leave a pass out: {', '.join(sorted(OPTIONAL))} (language models)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rate", type=float, default=0, metavar="GB/S",
+        help="what the profile's device reads in a second, to predict tokens/s (language models)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     try:
@@ -152,13 +181,20 @@ def _text_model(args: argparse.Namespace) -> int:
         InvalidArgument: an option that is for pictures alone.
         BadModel, UnsupportedModel, PvrError, OSError
     """
-    if args.profile or args.licence:
-        raise InvalidArgument("--profile and --licence are for networks that enlarge pictures.")
+    if args.licence:
+        raise InvalidArgument("--licence is for networks that enlarge pictures.")
     source = Path(os.path.abspath(args.file))
     stem = source.name if source.is_dir() else source.stem
     target = args.output or source.with_name(f"{stem}.pvrm")
     wished = "" if args.weights == "f16" else args.weights
-    info, graph = compiled.write(args.file, target, wished, args.name or "")
+    found: list[Fit] = []
+
+    def judge(graph: Graph) -> None:
+        if args.profile:
+            found.append(fit_text(graph, _device(profiles.load(args.profile))))
+
+    name = args.name or ""
+    info, graph = compiled.write(args.file, target, wished, name, args.without, judge)
     text = (
         f"{target}: {info['arch']}, {info['layers']} layers, {info['parameters'] / 1e6:.1f} million"
         f" parameters in {info['format']}, {len(graph.nodes)} operations,"
@@ -167,6 +203,9 @@ def _text_model(args: argparse.Namespace) -> int:
     if args.explain:
         text += "\n" + explain(graph)
     facts = {"source": str(args.file), "output": str(target), **info, "nodes": len(graph.nodes)}
+    for known in found:
+        facts["profile"] = {"profile": args.profile, **vars(known)}
+        text += "\n" + _said_text_fit(args.profile, known, args.rate)
     print(json.dumps({**facts, "text": text}) if args.json else text)
     return OK
 

@@ -28,7 +28,7 @@ Operations (inputs -> output; weights; attributes):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -136,6 +136,10 @@ class Change:
     nodes_before: int
     nodes_after: int
     note: str
+    # Of one token of a text model, before and after (engine/cost.py); empty for others.
+    launches: tuple[int, ...] = ()
+    bindings: tuple[int, ...] = ()
+    nbytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,7 @@ class Graph:
                 )
                 for name, shape, source, parts, fmt, layout in data["weights"]
             }
-            log = tuple(Change(**c) for c in data["log"])
+            log = tuple(_change(c) for c in data["log"])
             return cls(nodes, weights, dict(data["attrs"]), log).check()
         except (KeyError, TypeError, ValueError, IndexError):
             raise BadModel("The compiled model's graph is damaged.") from None
@@ -236,7 +240,24 @@ def changed(graph: Graph, name: str, note: str, nodes: Iterable[Node], **other: 
 
 def explain(graph: Graph) -> str:
     """The log as a table for people."""
-    rows = [("pass", "nodes", "what it did")]
-    rows += [(c.name, f"{c.nodes_before} -> {c.nodes_after}", c.note) for c in graph.log]
-    widths = [max(len(r[i]) for r in rows) for i in (0, 1)]
-    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
+    counted = any(c.launches for c in graph.log)
+    more = ["launches", "bindings", "MB a token"] if counted else []
+    rows = [["pass", "nodes", *more, "what it did"]]
+    for c in graph.log:
+        moved = [n / 1e6 for n in c.nbytes]
+        costs = [_arrow(c.launches), _arrow(c.bindings), _arrow(moved, ".2f")] if counted else []
+        rows.append([c.name, f"{c.nodes_before} -> {c.nodes_after}", *costs, c.note])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return "\n".join(
+        "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row[:-1], widths, strict=True)), row[-1]])
+        for row in rows
+    )
+
+
+def _arrow(values: Sequence[float], form: str = "") -> str:
+    return " -> ".join(f"{v:{form}}" for v in values)
+
+
+def _change(data: Mapping[str, Any]) -> Change:
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return Change(**given)

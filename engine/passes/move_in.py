@@ -29,7 +29,7 @@ def _marked(graph: Graph, name: str, op: str, what: str) -> Graph:
         if node.op == op and behind and _plain(node) and all(_multiplies(n, node) for n in readers):
             nodes[i] = replace(node, attrs={**node.attrs, "inside": True})
             count += 1
-    note = f"{count} {what} inside the products that read them, for one token"
+    note = f"{count} {what} inside their products, for one token"
     return changed(graph, name, note, nodes)
 
 

@@ -20,17 +20,26 @@ TILE = "tile16"
 
 
 def pack(graph: Graph) -> Graph:
-    """Decides `format` and `layout` of each matrix and joins those of fused products."""
+    """Decides `format` and `layout` of each matrix."""
     wished = str(graph.attrs.get("weights", ""))
     formatted = {
         w.name: w if w.format else replace(w, format=_format(w, wished), layout=TILE)
         for w in graph.weights.values()
     }
+    kept = {name: formatted[name] for node in graph.nodes for name in node.weights}
+    counts = Counter(w.format for w in kept.values() if w.layout == TILE)
+    formats = ", ".join(f"{count} {fmt}" for fmt, count in sorted(counts.items()))
+    note = f"matrices in tiles of {ROWS} rows: {formats}"
+    return changed(graph, "pack", note, graph.nodes, weights=kept)
+
+
+def join(graph: Graph) -> Graph:
+    """Lays the matrices of a fused product under each other."""
     nodes: list[Node] = []
     kept: dict[str, Weight] = {}
     joined = 0
     for node in graph.nodes:
-        weights = [formatted[name] for name in node.weights]
+        weights = [graph.weights[name] for name in node.weights]
         if node.op == "linear" and len(weights) > 1:
             groups = _join(node.name, weights)
             joined += len(weights) - len(groups)
@@ -38,10 +47,7 @@ def pack(graph: Graph) -> Graph:
             node = replace(node, weights=tuple(w.name for w in weights))
         nodes.append(node)
         kept.update((w.name, w) for w in weights)
-    counts = Counter(w.format for w in kept.values() if w.layout == TILE)
-    formats = ", ".join(f"{count} {fmt}" for fmt, count in sorted(counts.items()))
-    note = f"matrices in tiles of {ROWS} rows: {formats}; {joined} joined to another"
-    return changed(graph, "pack", note, nodes, weights=kept)
+    return changed(graph, "join", f"{joined} matrices joined to another", nodes, weights=kept)
 
 
 def _format(w: Weight, wished: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -88,16 +88,16 @@ def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
 
 
 @contextmanager
-def prepared(fd: int, weights: str = "") -> Iterator[Prepared]:
+def prepared(fd: int, weights: str = "", without: Collection[str] = ()) -> Iterator[Prepared]:
     """Metadata and blobs of the compiled model of a GGUF file or a folder; the blobs read it when
     they are written, which has to be within the context. `weights`: the format that float matrices
-    get ("": halves).
+    get ("": halves). `without`: passes (of passes.OPTIONAL) that are left out.
 
     Raises:
         BadModel, UnsupportedModel
     """
     if not _is_folder(fd):
-        yield prepare(fd, weights)
+        yield prepare(fd, weights, without)
         return
     with Folder(fd) as folder:
         if folder.is_onnx:
@@ -109,10 +109,11 @@ def prepared(fd: int, weights: str = "") -> Iterator[Prepared]:
         tokens = import_folder_tokenizer(folder, int(model.graph.attrs["vocab"]))
         name = folder.config.get("_name_or_path")
         name = name if isinstance(name, str) else ""
-        yield _described_source(fd, model, tokens, name, chat_template(folder), weights)
+        template = chat_template(folder)
+        yield _described_source(fd, model, tokens, name, template, weights, without)
 
 
-def prepare(fd: int, weights: str = "") -> Prepared:
+def prepare(fd: int, weights: str = "", without: Collection[str] = ()) -> Prepared:
     """`prepared` of a GGUF file, which has to stay open.
 
     Raises:
@@ -124,14 +125,21 @@ def prepare(fd: int, weights: str = "") -> Prepared:
     template = None
     if "tokenizer.chat_template" in file.metadata:
         template = file.text("tokenizer.chat_template")
-    return _described_source(fd, model, tokens, file.text("general.name", ""), template, weights)
+    name = file.text("general.name", "")
+    return _described_source(fd, model, tokens, name, template, weights, without)
 
 
 def _described_source(
-    fd: int, model: Model, tokens: Data, name: str, template: str | None, weights: str
+    fd: int,
+    model: Model,
+    tokens: Data,
+    name: str,
+    template: str | None,
+    weights: str,
+    without: Collection[str],
 ) -> Prepared:
     attrs = {**model.graph.attrs, "weights": weights} if weights else model.graph.attrs
-    graph = optimise(replace(model.graph, attrs=attrs))
+    graph = optimise(replace(model.graph, attrs=attrs), without)
     blobs = [_weight_blob(model, w) for w in graph.weights.values()]
     library = np.frombuffer(tokens.library, np.uint8)
     blobs.append(pvrm.array_blob("tokenizer/library", library, "json"))
@@ -163,10 +171,15 @@ def is_source(path: str | os.PathLike[str]) -> bool:
 
 
 def write(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], weights: str, name: str
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    weights: str,
+    name: str,
+    without: Collection[str] = (),
+    judge: Callable[[Graph], None] = lambda graph: None,
 ) -> tuple[dict[str, Any], Graph]:
     """Compiles a source to a file; what users see of the model, and its graph. `name`: what it
-    calls itself, "" for what the source says.
+    calls itself, "" for what the source says. `judge` may refuse the graph before it is written.
 
     Raises:
         BadModel, UnsupportedModel
@@ -175,7 +188,8 @@ def write(
     """
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with prepared(fd, weights) as (metadata, blobs):
+        with prepared(fd, weights, without) as (metadata, blobs):
+            judge(Graph.from_json(metadata["graph"]))
             metadata = {**metadata, "name": name or metadata["name"]}
             pvrm.write(target, metadata, blobs)
     finally:

@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from engine import memory, pvrm
 from engine.backends.base import Backend, Executable
-from engine.errors import ContextFull, InvalidArgument, OutOfMemory
-from engine.lower import allowed, lower
+from engine.errors import ContextFull, InvalidArgument
+from engine.lower import allowed
 from engine.program import Program
 from engine.record import recorded
 from engine.text.compiled import compiled_model, described, info
+from engine.text.fit import CHUNK, fitting
+from engine.text.fit import CONTEXT as DEFAULT_CONTEXT
 from engine.text.sampler import RECORD_BYTES
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Data, TextTokenizer
@@ -26,8 +28,6 @@ from kernels.advance.op import MOST, STRIDE
 
 Progress = Callable[[float], None]
 
-DEFAULT_CONTEXT = 4096
-CHUNK = 128  # tokens of a prompt in one slice
 MATRIX_CHUNK = 512  # where the device has units for matrices, which want many at a time
 SOFTWARE_CHUNK = 32
 
@@ -246,29 +246,13 @@ class TextModel:
         Raises:
             OutOfMemory: with figures.
         """
-        program = self._lower(context, chunk, kv)
+        program = fitting(self.graph, self.backend.info, context, chunk, allowed(self.backend), kv)
         sizes = {"state": 0, "scratch": 0}
         for buffer in program.buffers.values():
             if buffer.kind != "weight":
                 sizes["state" if buffer.kind == "state" else "scratch"] += buffer.nbytes
         memory.admit({"KV cache": sizes["state"], "work area": sizes["scratch"]})
         return program
-
-    def _lower(self, context: int, chunk: int, kv: str) -> Program:
-        """The program with the longest chunk whose scratch the device can bind.
-
-        Raises:
-            OutOfMemory: one token's would be too large, or something else is.
-        """
-        while True:
-            try:
-                return lower(
-                    self.graph, self.backend.info, context, chunk, allowed(self.backend), kv
-                )
-            except OutOfMemory:
-                if chunk == 1:
-                    raise
-                chunk //= 2
 
     def normalised(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The final norm of rows of hidden states."""

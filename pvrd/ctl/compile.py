@@ -39,6 +39,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="what the model calls itself (default: the file's name)")
     parser.add_argument("--licence", help="the network's licence, to be shown by `models`")
     parser.add_argument("--explain", action="store_true", help="what was changed in the network")
+    parser.add_argument(
+        "--without",
+        action="append",
+        metavar="PASS",
+        default=[],
+        help="leave a pass out (norm_into_matvec, glu_into_matvec, join), for language models",
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="GB/S",
+        type=float,
+        help="what the profile's device reads in a second, to predict tokens/s",
+    )
 
 
 def weights_option(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
         CtlError: the file is no network that is run, or the result cannot be written.
     """
     more = [f"--weights={args.weights}", *(["--explain"] if args.explain else [])]
-    for option in ("output", "profile", "name", "licence"):
+    more += [f"--without={name}" for name in args.without]
+    for option in ("output", "profile", "name", "licence", "rate"):
         if (value := getattr(args, option)) is not None:
             more.append(f"--{option}={value}")
     if args.json:

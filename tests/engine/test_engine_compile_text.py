@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from engine import compile
+from engine.backends import profiles
 from engine.backends.null import NullBackend
 from engine.text.model import TextModel
 from tests.engine.family_models import CASES, IDS, write_folder, write_gguf, write_tokenizer_json
@@ -51,9 +54,40 @@ def test_float_matrices_in_eight_bits(tmp_path: Path, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["format"] == "q4"
 
 
+def test_how_it_fits_a_profile(tmp_path: Path, capsys: Capture) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
+
+    def facts(*more: str) -> dict[str, Any]:
+        args = [str(source), "--json", "--explain", "--profile", "bxs-4-64", *more]
+        assert compile.main(args) == compile.OK
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    whole = facts("--rate", "10")
+    assert "tokens/s" in whole["text"]
+    assert "glu_into_matvec" in whole["text"]
+    less = facts("--without", "glu_into_matvec", "--without", "join")
+    assert "glu_into_matvec" not in less["text"]
+    # In each layer a gate, two matrices of Q, K and V and one of gate and up.
+    layers = whole["layers"]
+    assert less["profile"]["calls"] - whole["profile"]["calls"] == 4 * layers
+    assert less["profile"]["weights"] == whole["profile"]["weights"]
+
+
+def test_what_cannot_fit_is_refused(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
+    small = replace(profiles.load("old"), limits={"max_storage_range": 1 << 10})
+    monkeypatch.setattr(profiles, "load", lambda name: small)
+    assert compile.main([str(source), "--profile", "old"]) != compile.OK
+    assert "can bind" in capsys.readouterr().err
+    assert not (tmp_path / "m.pvrm").exists()
+
+
 def test_what_does_not_go(tmp_path: Path, capsys: Capture) -> None:
     source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
-    assert compile.main([str(source), "--profile", "phone"]) == compile.NOT_RUN
+    assert compile.main([str(source), "--licence", "MIT"]) == compile.NOT_RUN
     assert "enlarge pictures" in capsys.readouterr().err
     empty = tmp_path / "empty"
     empty.mkdir()

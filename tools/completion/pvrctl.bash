@@ -35,7 +35,7 @@ _pvrctl() {
         extract) options+=" $jobs --context --instruction -n --max-tokens" ;;
         classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
         embed) options+=" $jobs --context --pooling" ;;
-        compile) options+=' -o --output --weights --profile --name --licence --explain' ;;
+        compile) options+=' -o --output --weights --profile --name --licence --explain --without --rate' ;;
         upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --debug-tiles --format" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
