@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common, peers
+from benchmarks.text_cpu import model_file
 from engine import bench_probe
 from engine.backends.vulkan import VulkanBackend
 from engine.text.generate import Generation, Request
@@ -45,11 +46,11 @@ MODES = {
 }
 
 
-def phase_shape(phase: str) -> tuple[int, int, int]:
+def phase_shape(phase: str, decode: int = DECODE) -> tuple[int, int, int]:
     """Tokens of the prompt that is timed, tokens that are decoded, and tokens before either."""
     if phase.startswith("prefill"):
         return int(phase.removeprefix("prefill")), 0, 0
-    return 0, DECODE, int(phase.removeprefix("decode") or 0)
+    return 0, decode, int(phase.removeprefix("decode") or 0)
 
 
 # --- ours
@@ -103,11 +104,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Peer:
-    """llama-bench with one file."""
+    """llama-bench with one file; `decode` tokens are decoded."""
 
     bench: Path
     file: Path
     software: bool
+    decode: int = DECODE
 
     def samples(
         self, phases: Sequence[str], way: Way, repeats: int
@@ -118,7 +120,7 @@ class Peer:
         Raises:
             subprocess.CalledProcessError: it cannot run so.
         """
-        shapes = {phase_shape(phase): phase for phase in phases}
+        shapes = {phase_shape(phase, self.decode): phase for phase in phases}
         prompts, tokens, depths = zip(*shapes, strict=True)
         command = [str(self.bench), "-m", str(self.file), "-ngl", "99", "-fa", way.attention]
         for option, numbers in (("-p", prompts), ("-n", tokens), ("-d", depths)):
@@ -157,14 +159,6 @@ class Peer:
         if not all(found.values()):
             raise SystemExit("llama-bench does not run in any of its ways.")
         return {phase: max(ways, key=lambda found: found[0]) for phase, ways in found.items()}
-
-
-def model_file(shape: str, weights: str) -> Path:
-    """The model of random weights, written on the first call."""
-    path = peers.cache() / f"random-{shape}-{weights}.gguf"
-    if not path.exists():
-        random_gguf.write(path, shape, weights)
-    return path
 
 
 def _interleaved(

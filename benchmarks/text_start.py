@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from benchmarks import common, peers
-from benchmarks.text_gpu import model_file
+from benchmarks.text_cpu import model_file
 from tools import random_gguf
 
 CONTEXT = 2048

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Papers' bench of language models on phones: a prompt of 128 tokens, 32 new ones, batch 1.
+
+    python -m benchmarks.text_article [--quick] [--json] [--threads N] [--shape NAME]
+        [--weights TYPE …] [--repeats N] [--software]
+
+The model is of the phi3-mini shape with random weights (tools/random_gguf.py) in 4 and 8 bits; with
+--quick of the smollm2-135m shape in 4. Rows are named SHAPE WEIGHTS PHASE DEVICE: ms/token, J/token
+over the idle machine (benchmarks/energy.py; no such rows where nothing can be read, which the
+record says), `bandwidth`: bytes of the matrices that a decoded token reads, by its time, in percent
+of the bytes that the device reads and writes in a second when it copies. Ours is what a session
+gets, with the choice of the likeliest token. The peer is llama-bench on the same device: with
+Vulkan at its best flags (benchmarks/text_gpu.py). Its energy is what two more repetitions take.
+`gpu against cpu` holds our GPU against our CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import common, energy, peers, text_cpu, text_gpu
+from engine import bench_probe
+from engine.backends.base import Backend
+from engine.backends.cpu import CpuBackend
+from engine.backends.devices import NoDevice
+from engine.text.generate import Generation, Request
+from engine.text.model import State, TextModel
+from tools import random_gguf
+
+PROMPT, NEW = 128, 32
+PREFILL, DECODE = f"prefill{PROMPT}", "decode"
+PeerRate = Callable[[str, int], list[float]]  # phase, repeats -> tokens/s of each
+
+_meter: energy.Meter | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a token takes: milliseconds, and joules where they are known."""
+
+    ms: float
+    joules: float | None
+
+
+def meter() -> energy.Meter:
+    """The machine's meter, whose baseline is measured once, before any work."""
+    global _meter
+    _meter = _meter or energy.Meter()
+    return _meter
+
+
+def once(state: State) -> dict[str, Cost]:
+    """One run: the cost of a token of the prompt, and of a new one."""
+    ids = len(state.model.tokenizer.encode("a"))
+    request = Request("generate", "a" * (PROMPT - ids + 1), settings={"max_tokens": NEW + 1})
+    state.common([])
+    generation = Generation(state, request)
+    stats: dict[str, float] = {}
+
+    def until(delivered: int) -> None:
+        while generation.delivered < delivered and not generation.finished:
+            for event in generation.step():
+                stats.update(getattr(event, "stats", {}))
+
+    joules = {
+        PREFILL: meter().joules(lambda: until(1)),
+        DECODE: meter().joules(lambda: until(NEW + 1)),
+    }
+    costs = {}
+    for phase, name in ((PREFILL, "prefill"), (DECODE, "decode")):
+        tokens, spent = stats[f"{name}_tokens"], joules[phase]
+        each = None if spent is None else spent / tokens
+        costs[phase] = Cost(1e3 * stats[f"{name}_s"] / tokens, each)
+    return costs
+
+
+def _peer_joules(run: Callable[[int], object], tokens: int) -> float | None:
+    """Joules a token: what three repetitions take more than one."""
+    one, three = meter().joules(lambda: run(1)), meter().joules(lambda: run(3))
+    return None if one is None or three is None else (three - one) / (2 * tokens)
+
+
+def _device_rows(
+    backend: Backend, title: str, device: str, file: Path, peer: PeerRate | None, repeats: int
+) -> Iterator[common.Row]:
+    """The rows of one model on one device."""
+    model = TextModel.load(file, str(file.with_suffix(".pvrm")), backend)
+    state = model.state(PROMPT + NEW + 32)
+    once(state)  # warm
+    runs = [once(state) for _ in range(repeats)]
+    state.close()
+    model.close()
+    shape, weights = title.split()
+    nbytes = random_gguf.token_bytes(random_gguf.SHAPES[shape], weights)
+    copy = bench_probe.measure(backend, quick=True).copy
+    peer_name = "llama.cpp" if peer else "no peer"
+    for phase, tokens in ((PREFILL, PROMPT), (DECODE, NEW)):
+        mine = statistics.median(run[phase].ms for run in runs)
+        rate = statistics.median(peer(phase, repeats)) if peer else None
+        theirs = 1e3 / rate if rate else None
+        name = f"{title} {phase} {device}"
+        yield common.row(name, "ms / token", mine, theirs, peer_name)
+        spent = [run[phase].joules for run in runs]
+        if known := [j for j in spent if j is not None]:
+            other = _peer_joules(lambda n, p=phase: peer(p, n), tokens) if peer else None  # type: ignore[misc]
+            ratio = other / statistics.median(known) if other else None
+            yield common.Row(
+                f"{name} energy", "J / token", statistics.median(known), other, peer_name, ratio
+            )
+        if phase == DECODE:
+            part = 100 * nbytes / copy * 1e3
+            share = None if theirs is None else part / theirs
+            yield common.row(f"{name} bandwidth", "% of copy rate", part / mine, share, peer_name)
+
+
+def _cpu_peer(file: Path, threads: int) -> PeerRate:
+    bench = peers.llama_cpp() / "llama-bench"
+    return lambda phase, repeats: [
+        text_cpu.peer(bench, file, phase, threads) for _ in range(repeats)
+    ]
+
+
+def _gpu_peer(file: Path, software: bool, repeats: int) -> PeerRate | None:
+    folder = peers.llama_vulkan()
+    if folder is None:
+        return None
+    peer = text_gpu.Peer(folder / "llama-bench", file, software, NEW)
+    best = peer.best([PREFILL, DECODE], repeats)
+
+    def rate(phase: str, times: int) -> list[float]:
+        way = best[phase][1]
+        return peer.samples([phase], way, times)[phase, way]
+
+    return rate
+
+
+def _gpu(software: bool) -> Backend | None:
+    from engine.backends.vulkan import VulkanBackend
+
+    try:
+        return VulkanBackend(allow_software=software)
+    except NoDevice as error:
+        print(f"No GPU: {error}", file=sys.stderr)
+        return None
+
+
+def measure(args: argparse.Namespace) -> list[common.Row]:
+    meter()
+    shape = args.shape or ("smollm2-135m" if args.quick else "phi3-mini")
+    kinds = args.weights or (["q4_0"] if args.quick else ["q4_0", "q8_0"])
+    repeats = args.repeats or (1 if args.quick else 5)
+    cpu, gpu = CpuBackend(args.threads), _gpu(args.software)
+    rows: list[common.Row] = []
+    for weights in kinds:
+        title, file = f"{shape} {weights}", text_cpu.model_file(shape, weights)
+        mine = list(_device_rows(cpu, title, "cpu", file, _cpu_peer(file, args.threads), repeats))
+        rows += mine
+        if gpu is None:
+            continue
+        peer = _gpu_peer(file, gpu.info.software, repeats)
+        fast = list(_device_rows(gpu, title, "gpu", file, peer, repeats))
+        rows += fast
+        slow = {row.name.removesuffix(" cpu"): row.ours for row in mine if row.unit == "ms / token"}
+        for row in fast:
+            if (base := slow.get(row.name.removesuffix(" gpu"))) is not None:
+                against = f"{row.name} against cpu"
+                rows.append(common.row(against, row.unit, row.ours, base, "our CPU"))
+    for backend in (cpu, gpu):
+        if backend is not None:
+            backend.close()
+    return rows
+
+
+def facts() -> dict[str, str]:
+    """How energy is known, and the peer's version and flags."""
+    return {"energy": str(meter()), "peer": peers.llama_words()}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", choices=random_gguf.SHAPES)
+    parser.add_argument("--weights", nargs="+", choices=random_gguf.WEIGHTS)
+    parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--software", action="store_true", help="a CPU as a Vulkan device, too")
+
+
+if __name__ == "__main__":
+    sys.exit(common.main(__doc__.splitlines()[0], measure, options, facts))
