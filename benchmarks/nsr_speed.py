@@ -195,8 +195,11 @@ def _int8(
 ) -> Iterator[common.Row]:
     """int8 against int8 (only onnxruntime has it), and against our own float32 in dB."""
     repeats, times = (3, 3) if args.quick else (7, 5)
-    models = [VideoModel.load(str(file), backend, precision=p) for p in ("f32", "int8")]
-    plain, ours = (Ours(backend, model, luma, "gray") for model in models)
+    model = VideoModel.load(str(file), backend)
+    if model.int8() is model:
+        model.close()
+        return
+    plain, ours = (Ours(backend, m, luma, "gray") for m in (model, model.int8()))
     error = float(np.mean((plain.frame().astype(float) - ours.frame()) ** 2))
     yield common.row(
         f"{name} int8 to f32", "dB", 10 * float(np.log10(255**2 / max(error, 1e-9))), None, "none"
@@ -208,8 +211,7 @@ def _int8(
         )
     middle = statistics.median(a), statistics.median(b)
     yield common.row(f"{name} onnxruntime int8", "ms a frame", *middle, "onnxruntime")
-    for model in models:
-        model.close()
+    model.close()
 
 
 def _parts(whole: Ours, name: str, times: int) -> Iterator[common.Row]:

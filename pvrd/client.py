@@ -86,6 +86,7 @@ OPTIONS = {
     "out_height": "u",
     "unchanged": "s",
     "tile_map": "b",
+    "precision": "s",
     "slots": "u",
     "tile": "u",
     "overlap": "u",

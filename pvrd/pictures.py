@@ -23,6 +23,7 @@ from pvrd.worker import Worker
 _TYPES = {
     "width": "u", "height": "u", "bytes": "t", "format": "s", "device": "s", "restarts": "u",
     "tiles": "u", "tiles_cpu": "u", "tiles_fallback": "u", "tile_map": "s", "ms": "d",
+    "precision": "s",
 }  # fmt: skip
 MAP_CHARS = 3072
 
@@ -165,7 +166,10 @@ class PictureJob:
                     "models": [model.key for model in self._models],
                     "width": self._chosen["out_width"], "height": self._chosen["out_height"],
                     "map": self._chosen["tile_map"],
-                    **{key: self._chosen[key] for key in ("scale", "format", "priority", "tile")},
+                    **{
+                        key: self._chosen[key]
+                        for key in ("scale", "format", "priority", "tile", "precision")
+                    },
                 }  # fmt: skip
                 message: dict[str, Any] = {"t": "picture", "job": self.id, "settings": settings}
                 worker.counters.jobs += 1
@@ -224,6 +228,7 @@ class PictureJob:
             "tiles_cpu": int(stats.get("tiles_cpu", 0)),
             "tiles_fallback": int(stats.get("tiles_fallback", 0)),
         }  # fmt: skip
+        info["precision"] = str(message.get("precision", ""))[:16]
         if self._chosen["tile_map"]:
             info["tile_map"] = str(message.get("map", ""))[:MAP_CHARS]
         return info

@@ -87,7 +87,7 @@ class VideoSession(Session):
         self.models = models
         self.layout = layout
         self.charge = layout.ring_bytes
-        self._wishes = {key: chosen[key] for key in ("tile", "overlap", "unchanged")}
+        self._wishes = {key: chosen[key] for key in ("tile", "overlap", "unchanged", "precision")}
         self._wishes["map"] = chosen["tile_map"]
         self.ring = fds.memfd(
             "pvrd-ring", layout.ring_bytes, fds.SEAL_SHRINK | fds.SEAL_GROW | fds.SEAL_SEAL
@@ -107,7 +107,7 @@ class VideoSession(Session):
         self._stay = False  # the GPU failed this session: it stays where it is
         self.done_count = self.dropped = self.degraded_count = self.restart_count = 0
         self.reused_count = 0
-        self._tile_map = ""
+        self._tile_map = self._precision = ""
 
     def open(self) -> None:
         super().open()
@@ -168,6 +168,11 @@ class VideoSession(Session):
     def tile_map(self) -> str:
         """Who made each tile of the last frame."""
         return self._tile_map
+
+    @prop("Precision", "s")
+    def precision(self) -> str:
+        """What the network is computed in."""
+        return self._precision
 
     # -- the client's side
 
@@ -276,7 +281,8 @@ class VideoSession(Session):
             }  # fmt: skip
             worker.send(message, [self.ring])
             try:
-                await inbox.expect("video.ready")
+                ready = await inbox.expect("video.ready")
+                self._precision = str(ready.get("precision", ""))[:16]
                 self._opened = True
                 self.arrived(worker)
                 worker.counters.jobs += 1

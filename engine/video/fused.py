@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # The network's weights in the form of these kernels; a model has at most one of them.
 FLOATS, BYTES = "nsr", "nsr_int8"
-INT8_ISAS = frozenset({"isa:avx512", "isa:dotprod"})  # with products of four bytes at a time
+# Bytes cost networks of up to so many layers at most 0.05 dB (Set5, Set14), one of 13 layers 0.13.
+INT8_LAYERS = 8
 
 
 def fits(graph: Graph) -> bool:
@@ -36,21 +37,21 @@ def fits(graph: Graph) -> bool:
     return plain and bool(mine) and all(nsr.fits(v, len(convs), scale) for v in mine)
 
 
-def does_int8(device: DeviceInfo) -> bool:
-    """Is int8 faster than float32 there? On CPUs whose instructions multiply bytes it is, by
-    measurement (benchmarks/nsr_speed); no GPU kernel computes so.
-    """
-    return device.kind == "cpu" and bool(INT8_ISAS & device.features)
-
-
-def fits_int8(graph: Graph) -> bool:
-    """Can the int8 kernel run a network?"""
-    return graph.nodes[0].op == "luma_in" and int(graph.attrs["halo"]) <= nsr_int8.MOST_LAYERS
+def why_not_int8(graph: Graph, device: DeviceInfo) -> str:
+    """Why a network stays in float32 on a device; "" where it can be done in int8."""
+    if device.kind != "cpu":
+        return "no kernel of a GPU computes in int8"
+    layers = int(graph.attrs["halo"])
+    if layers > INT8_LAYERS:
+        return f"in int8 a network of {layers} layers loses more than 0.1 dB"
+    return ""
 
 
 def weights(graph: Graph, blobs: Mapping[str, Any], precision: str = "f32") -> dict[str, Any]:
-    """The blob that the kernel needs beside those of the file; none where it does not fit."""
-    if precision == "int8" and fits_int8(graph):
+    """The blob that the kernel needs beside those of the file; none where it does not fit.
+    precision: "int8" only where why_not_int8 allows it.
+    """
+    if precision == "int8":
         layers, base, skips = _network(graph, blobs)
         ranges = calibrate.ranges(layers, skips)
         return {BYTES: nsr_int8.pack(layers, base, ranges, skips).view(np.uint8)}

@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine import pvrm
 from engine.backends.base import Backend
+from engine.errors import InvalidArgument
 from engine.pvrm import Pvrm
 from engine.video import convnet, network
 from engine.video.convnet import ConvModel
 from engine.video.convnet_run import ConvPipeline
-from engine.video.frames import FrameFormat
+from engine.video.frames import FrameFormat, empty
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
 
 Model = VideoModel | ConvModel
 Pipeline = VideoPipeline | ConvPipeline
+PRECISIONS = ("f32", "int8", "auto")
+TRIAL = FrameFormat(320, 96, "gray")
+TRIALS = 3
 
 
 def _own(fd: int) -> bool:
@@ -55,6 +60,41 @@ def matrix_for(models: Sequence[Model]) -> str:
     """The matrix of pictures' planes: "rgb" (none) where all networks want red, green and blue."""
     colours = all(isinstance(m, ConvModel) and m.colours == 3 for m in models)
     return "rgb" if colours else ""
+
+
+def precise(model: Model, precision: str) -> Model:
+    """The model with its luma network in a precision: "f32", "int8", or "auto", the faster one of
+    these by a trial at the first time. Networks of other people stay as they are, and so do those
+    that lose too much in int8 (`info["why_f32"]`).
+
+    Raises:
+        InvalidArgument: it is none of PRECISIONS.
+    """
+    if precision not in PRECISIONS:
+        raise InvalidArgument(f"The precision is {', '.join(PRECISIONS)}, not {precision!r}.")
+    if isinstance(model, ConvModel) or precision == "f32":
+        return model
+    other = model.int8()
+    if precision == "int8" or other is model:
+        return other
+    if model.int8_faster is None:
+        model.int8_faster = _trial_s(other) < _trial_s(model)
+    return other if model.int8_faster else model
+
+
+def _trial_s(model: VideoModel) -> float:
+    """Seconds that a small frame takes."""
+    source, target = empty(TRIAL), empty(TRIAL.scaled(model.scale))
+    trial = VideoPipeline(model.backend, model, TRIAL)
+    took = []
+    for _ in range(TRIALS):
+        began = time.perf_counter()
+        trial.begin(source, target)
+        while not trial.step():
+            pass
+        took.append(time.perf_counter() - began)
+    trial.close()
+    return min(took)
 
 
 def pipeline(

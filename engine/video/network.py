@@ -169,8 +169,8 @@ class VideoModel:
     """A model on a device, shared by its sessions."""
 
     def __init__(self, file: Pvrm, backend: Backend, precision: str = "f32") -> None:
-        """precision: of the luma network, "f32", "int8" (on a CPU; any network that it does not fit
-        stays in float32) or "auto" (int8 where it is faster). `info["format"]` says which it is.
+        """precision: of the luma network, "f32" or "int8". `info["format"]` says which it is, and
+        `info["why_f32"]` why it is not int8 where that was asked for.
 
         Raises:
             BadModel, UnsupportedModel: as `inspect`.
@@ -183,16 +183,15 @@ class VideoModel:
         for graph in (luma, *guided.values()):
             sizes |= {name: weight.shape[1] for name, weight in graph.weights.items()}
         blobs = {name: _floats(file, name, count) for name, count in sizes.items()}
-        if precision == "auto":
-            precision = "int8" if fused.does_int8(backend.info) else "f32"
-        if backend.info.kind != "cpu":
-            precision = "f32"
-        own = fused.weights(luma, blobs, precision)
-        self.info["format"] = "int8" if fused.BYTES in own else "f32"
-        blobs |= own
+        if precision == "int8" and (why := fused.why_not_int8(luma, backend.info)):
+            self.info["why_f32"], precision = why, "f32"
+        self.info["format"] = precision
+        blobs |= fused.weights(luma, blobs, precision)
         self.networks = Networks(luma, guided, {n: int(b.nbytes) for n, b in blobs.items()})
         self.weights = backend.weights(blobs)
         self.info["nbytes"] = self.weights.nbytes()
+        self._bytes: VideoModel | None = None
+        self.int8_faster: bool | None = None  # once it was tried
 
     @classmethod
     def load(
@@ -216,7 +215,22 @@ class VideoModel:
     def scale(self) -> int:
         return self.networks.scale
 
+    def int8(self) -> VideoModel:
+        """The same model in int8, this one's to close. Where it stays in float32, this one, and
+        `info["why_f32"]` says why.
+        """
+        if self._bytes is None and "why_f32" not in self.info:
+            made = VideoModel(self.file, self.backend, "int8")
+            if made.info["format"] == "int8":
+                self._bytes = made
+            else:
+                self.info["why_f32"] = made.info["why_f32"]
+                made.close()
+        return self._bytes or self
+
     def close(self) -> None:
+        if self._bytes is not None:
+            self._bytes.close()
         self.weights.close()
 
 

@@ -54,6 +54,7 @@ def enlarge_clip(
         "out_height": args.size and args.size[1],
         "unchanged": args.unchanged,
         "tile_map": bool(args.debug_tiles),
+        "precision": args.precision,
         "model": args.model,
         "device": args.device,
         "priority": args.priority,
@@ -218,6 +219,7 @@ class Pump:
             "tiles_reused": int(state.get("Reused", 0)),
             "tiles_fallback": self._fallback,
             "restarts": int(state.get("Restarts", 0)),
+            "precision": str(state.get("Precision", "")),
         }
 
 

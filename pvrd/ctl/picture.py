@@ -99,6 +99,7 @@ def enlarge_picture(
         "tile": args.tile,
         "overlap": args.overlap,
         "tile_map": bool(args.debug_tiles),
+        "precision": args.precision,
     }
     began = time.monotonic()
     try:
@@ -125,6 +126,7 @@ def enlarge_picture(
                 "tiles_reused": 0,
                 "tiles_fallback": end.get("tiles_fallback", 0),
                 "restarts": end.get("restarts", 0),
+                "precision": end.get("precision", ""),
                 "format": end.get("format", wanted),
             }
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,15 @@ class Models:
         if isinstance(model, TextModel):
             raise UnsupportedModel("The model is not for video.")
         return model
+
+    def family(self, keys: Sequence[str], precision: str) -> list[kinds.Model]:
+        """Loaded video models, for a moment, in a precision.
+
+        Raises:
+            UnknownModel, UnsupportedModel, OutOfMemory
+            InvalidArgument: there is no such precision.
+        """
+        return [kinds.precise(self.video(key), precision) for key in keys]
 
     def acquire(self, key: str) -> None:
         """The model stays loaded until `release`.

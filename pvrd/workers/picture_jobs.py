@@ -44,7 +44,8 @@ class PictureTask:
         self._began = self._told = time.monotonic()
         data = protocol.read_all(source, MAX_SOURCE)
         tile = settings.get("tile") or models.config.get("tile") or 0
-        family = [models.video(key) for key in self._keys]
+        family = models.family(self._keys, str(settings.get("precision") or "f32"))
+        self._precision = str(family[0].info["format"])
         self._picture = PictureJob(models.backend, family, data, {**settings, "tile": tile})
         self._result = os.dup(result)
         for key in self._keys:
@@ -84,6 +85,7 @@ class PictureTask:
             "t": "picture.done",
             "job": self.job,
             **{k: info[k] for k in ("width", "height", "bytes", "format")},
+            "precision": self._precision,
             "stats": {
                 **{k: info[k] for k in ("tiles", "tiles_cpu", "tiles_fallback")},
                 "ms": round((time.monotonic() - self._began) * 1000, 3),

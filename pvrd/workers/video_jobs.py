@@ -107,6 +107,7 @@ class VideoTask:
             int(message.get("overlap") or config.get("overlap") or 0),
             str(message.get("unchanged") or "exact"),
         )
+        self._wished = str(message.get("precision") or "f32")
         self._mapped = bool(message.get("map"))
         pixels = self._out_format.width * self._out_format.height
         self._slice_s, self._quick_s = 0.0, QUICK_S * pixels
@@ -119,14 +120,15 @@ class VideoTask:
         self._pipeline = self._record()
         for key in self._keys:
             models.acquire(key)
-        tiles = self._pipeline.frame_tiles
-        send({"t": "video.ready", "session": self.session, "tiles": tiles})
+        told = {"tiles": self._pipeline.frame_tiles, "precision": self._precision}
+        send({"t": "video.ready", "session": self.session, **told})
 
     def _record(self) -> Enlarger:
         models, fmt, out = self._models, self._format, self._out_format
-        family = [models.video(key) for key in self._keys]
         with models.pipelines(self.subject()):
-            return Enlarger(models.backend, choose(family, fmt, out), fmt, out, *self._options)
+            chain = choose(models.family(self._keys, self._wished), fmt, out)
+            self._precision = str(chain[0].info["format"])
+            return Enlarger(models.backend, chain, fmt, out, *self._options)
 
     def subject(self) -> Mapping[str, str]:
         return {"session": self.session}

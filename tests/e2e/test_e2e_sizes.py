@@ -79,7 +79,7 @@ def test_pictures_of_any_size(
 ) -> None:
     source, target = picture(tmp_path / "a.png", 20, 14), tmp_path / "b.png"
     record = pvrctl(running, "upscale", *options, str(source), str(target))
-    assert (record["width"], record["height"]) == size
+    assert (record["width"], record["height"], record["precision"]) == (*size, "f32")
     with Image.open(target) as image:
         assert image.size == size
 
@@ -107,6 +107,9 @@ def test_clips_of_any_size_and_kept_tiles(running: tuple[Daemon, Client], tmp_pa
     assert whole["tiles_reused"] == 0
     assert target.read_bytes() == (tmp_path / "d.y4m").read_bytes()
     assert running[1].statistics()["tiles_reused"] >= kept["tiles_reused"]
+    rough = pvrctl(running, "upscale", "--precision", "int8", str(still), str(target))
+    assert (kept["precision"], rough["precision"]) == ("f32", "int8")
+    assert target.read_bytes() != (tmp_path / "d.y4m").read_bytes()
 
 
 def test_a_frame_that_would_be_late_is_interpolated(daemon: Start) -> None:

@@ -104,6 +104,20 @@ def test_frames_come_back_in_order_and_enlarged(worker: Peer, ring: Ring) -> Non
         assert same(ring.get(slot), ring.expected(slot))
 
 
+def test_precision_is_the_sessions_own(worker: Peer, ring: Ring) -> None:
+    for session, precision in (("v", ""), ("w", "int8"), ("x", "auto")):
+        given = ring.message(precision=precision) | {"session": session}
+        worker.send("video.open", [ring.fd], **given)
+        told = worker.expect("video.ready")["precision"]
+        assert told in {"": ("f32",), "int8": ("int8",), "auto": ("f32", "int8")}[precision]
+    ring.put(0, 0)
+    worker.send("frame", session="w", seq=0, slot=0, deadline_ns=0)
+    worker.expect("frame.done")
+    rough, exact = ring.get(0), ring.expected(0)
+    assert not same(rough, exact)
+    assert max(np.abs(a.astype(int) - b).max() for a, b in zip(rough, exact, strict=True)) < 16
+
+
 def test_text_goes_on_beside_video_with_deadlines(worker: Peer, ring: Ring, tiny: Path) -> None:
     worker.load(tiny, key="t")
     worker.send("video.open", [ring.fd], **ring.message())

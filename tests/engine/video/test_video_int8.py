@@ -10,7 +10,8 @@ import pytest
 
 import engine.video
 from engine.backends.cpu import CpuBackend
-from engine.video import calibrate
+from engine.errors import InvalidArgument
+from engine.video import calibrate, kinds
 from engine.video.frames import FrameFormat, empty
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
@@ -45,9 +46,26 @@ def test_int8_comes_near_to_float32(tier: str) -> None:
     assert 10 * np.log10(255**2 / error) > 45
 
 
-def test_auto_is_one_of_them() -> None:
+def test_auto_is_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CpuBackend(threads=1)
-    model = VideoModel.load(str(MODELS / "nsr-fast.pvrm"), backend, precision="auto")
-    fast = {"isa:avx512", "isa:dotprod"} & backend.info.features
-    assert model.info["format"] == ("int8" if fast else "f32")
+    model = VideoModel.load(str(MODELS / "nsr-fast.pvrm"), backend)
+    assert kinds.precise(model, "auto").info["format"] == ("int8" if model.int8_faster else "f32")
+    assert kinds.precise(model, "f32") is model
+    for seconds, wanted in (({"int8": 1, "f32": 2}, "int8"), ({"int8": 2, "f32": 1}, "f32")):
+        model.int8_faster = None
+        monkeypatch.setattr(kinds, "_trial_s", lambda m, s=seconds: s[m.info["format"]])
+        assert kinds.precise(model, "auto").info["format"] == wanted
+        monkeypatch.setattr(kinds, "_trial_s", lambda m: 1 / 0)  # it is tried once
+        assert kinds.precise(model, "auto").info["format"] == wanted
+    with pytest.raises(InvalidArgument, match="precision"):
+        kinds.precise(model, "f64")
+    model.close()
+
+
+def test_deep_networks_stay_in_float32() -> None:
+    backend = CpuBackend(threads=1)
+    model = VideoModel.load(str(MODELS / "nsr-quality.pvrm"), backend)
+    for precision in ("int8", "auto"):
+        assert kinds.precise(model, precision) is model
+    assert "0.1 dB" in model.info["why_f32"]
     model.close()
