@@ -16,6 +16,7 @@
 #define COOPMAT_ZERO COOPMAT_SUM(0.0)
 
 // Rows of A, columns of B (or its rows) and rows of a sum lie `stride` elements of the array apart.
+// Arrays of uvec4, eight halves to an element, tell the driver that it may read 16 bytes at once.
 #define coopmat_load_a(m, from, at, stride) \
     coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutRowMajor)
 #define coopmat_load_b(m, from, at, stride) \
@@ -28,5 +29,8 @@
 
 uint coopmat_subgroup() { return gl_SubgroupID; }
 uint coopmat_lane() { return gl_SubgroupInvocationID; }
+
+// Of the subgroup alone, for shared memory of its own.
+void coopmat_barrier() { subgroupBarrier(); }
 
 #endif

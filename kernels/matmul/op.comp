@@ -50,7 +50,6 @@ void store(uint row, uint token, vec4 sum) {
 #include "matmul_words.glsl"
 #include "matmul_tiled.glsl"
 #elif defined(COOPMAT)
-#include "matmul_words.glsl"
 #include "matmul_coopmat.glsl"
 #else
 

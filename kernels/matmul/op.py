@@ -9,6 +9,8 @@ weights and activations to halves and adds in float32.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -36,16 +38,37 @@ def _tiled(fmt: str, name: str) -> Variant:
     return Variant(f"{fmt}_{name}", (256, 1, 1), defines, needs, _TILED[name], baseline=False)
 
 
-def coopmat(fmt: str, rows: int, tokens: int, of_subgroup: int) -> Variant:
-    """A workgroup takes so many rows and tokens, a subgroup of 32 32 rows and `of_subgroup` tokens.
-    Rows are 80 bytes apart in shared memory (matmul_coopmat.glsl).
+@dataclass(frozen=True)
+class CoopmatTile:
+    """What a workgroup and a subgroup of 32 of it take, how many elements along k in a step, and
+    how many steps lie in shared memory (matmul_coopmat.glsl).
     """
-    name = f"{fmt}_coopmat_{rows}x{tokens}"
+
+    rows: int
+    tokens: int
+    subgroup_rows: int
+    subgroup_tokens: int
+    deep: int
+    sides: int
+
+
+# The largest for matrices of many rows, the smaller ones for workgroups to be enough.
+_COOPMAT = (
+    CoopmatTile(256, 128, 64, 64, 32, 1),
+    CoopmatTile(128, 128, 64, 64, 32, 2),
+    CoopmatTile(128, 64, 64, 32, 64, 1),
+    CoopmatTile(64, 64, 32, 32, 64, 2),
+)
+
+
+def coopmat(fmt: str, tile: CoopmatTile) -> Variant:
+    """A variant with tiles of that size; rows are 16 bytes longer in shared memory."""
     defines = {f"FMT_{fmt.upper()}": "1", "COOPMAT": "1", "PACKED_HALF": "1"}
-    defines |= {"ROWS": str(rows), "TOKENS": str(tokens), "SUBGROUP_TOKENS": str(of_subgroup)}
-    invocations = rows // 32 * tokens // of_subgroup * 32
-    shared = 2 * 80 * (rows + tokens) + 32 * invocations
-    return Variant(name, (invocations, 1, 1), defines, _MATRICES, shared, baseline=False)
+    defines |= {name.upper(): str(value) for name, value in asdict(tile).items()}
+    subgroups = tile.rows // tile.subgroup_rows * (tile.tokens // tile.subgroup_tokens)
+    shared = tile.sides * (2 * tile.deep + 16) * (tile.rows + tile.tokens) + 1024 * subgroups
+    name = f"{fmt}_coopmat_{tile.rows}x{tile.tokens}"
+    return Variant(name, (32 * subgroups, 1, 1), defines, _MATRICES, shared, baseline=False)
 
 
 def _variants() -> tuple[Variant, ...]:
@@ -54,7 +77,7 @@ def _variants() -> tuple[Variant, ...]:
         fmt = base.name
         out += [base, _tiled(fmt, "wide"), _tiled(fmt, "fp16")]
         out += [_tiled(fmt, "int_dot")] if fmt != "f16" else []
-        out += [coopmat(fmt, *sizes) for sizes in ((128, 128, 64), (128, 64, 64), (64, 64, 32))]
+        out += [coopmat(fmt, sizes) for sizes in _COOPMAT]
     return tuple(out)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """rmsnorm: y[t, i] (+)= x[t, i] * w[i] / sqrt(mean(x[t]^2) + eps)  (Zhang and Sennrich 2019).
 
-With last = 1 only row last_row of x is taken and row 0 of y written: the norm before the head. With
-add = 1 the result is added to what y holds: a norm behind a block, with the residual sum.
+k is a multiple of 4. With last = 1 only row last_row of x is taken and row 0 of y written: the norm
+before the head. With add = 1 the result is added to what y holds: a norm behind a block, with the
+residual sum.
 """
 
 from __future__ import annotations

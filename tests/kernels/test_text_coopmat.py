@@ -17,7 +17,7 @@ import pytest
 import kernels
 from engine.backends.vulkan import VulkanBackend
 from kernels import build_spirv
-from kernels.matmul.op import coopmat
+from kernels.matmul.op import CoopmatTile, coopmat
 from kernels.samples import samples
 from tests.kernels.harness import Runner
 from tests.kernels.test_text_matrix import FMTS, product
@@ -38,25 +38,38 @@ uint coopmat_subgroup() { return gl_LocalInvocationID.x / 32u; }
 uint coopmat_lane() { return gl_LocalInvocationID.x % 32u; }
 uint own_row(uint e) { return coopmat_lane() / 16u + 2u * e; }
 uint own_column() { return coopmat_lane() % 16u; }
+void coopmat_barrier() { barrier(); }
+uint each(f16vec4 v) { return 4u; }
+uint each(uvec4 v) { return 8u; }
+float element(f16vec4 v, uint i) { return float(v[i & 3u]); }
+float element(uvec4 v, uint i) { return float(unpackFloat2x16(v[i >> 1 & 3u])[i & 1u]); }
+// Loops whose ends a compiler does not know, so that it leaves them loops: it is quicker with them.
+#define END(n) (n + pvr_param(15u))
 #define coopmat_load_a(m, from, at, stride) \\
-    for (uint e_ = 0u; e_ < 128u; e_++) \\
-        m.v[e_] = float(from[(at) + own_row(e_ / 16u) * (stride) + e_ % 16u / 4u][e_ & 3u])
+    for (uint e_ = 0u; e_ < END(128u); e_++) \\
+        m.v[e_] = element(from[(at) + own_row(e_ / 16u) * (stride) + e_ % 16u / each(from[0])], \\
+                          e_ % 16u)
 #define coopmat_load_b(m, from, at, stride) \\
-    for (uint k_ = 0u; k_ < 16u; k_++) \\
-        m.v[k_] = float(from[(at) + own_column() * (stride) + k_ / 4u][k_ & 3u])
+    for (uint k_ = 0u; k_ < END(16u); k_++) \\
+        m.v[k_] = element(from[(at) + own_column() * (stride) + k_ / each(from[0])], k_)
 #define coopmat_load_b_rows(m, from, at, stride) \\
     for (uint k_ = 0u; k_ < 16u; k_++) \\
         m.v[k_] = float(from[(at) + k_ * (stride) + own_column() / 4u][own_column() & 3u])
 #define coopmat_multiply(a, b, sum) \\
-    for (uint e_ = 0u; e_ < 8u; e_++) \\
+    for (uint e_ = 0u; e_ < END(8u); e_++) \\
         for (uint k_ = 0u; k_ < 16u; k_++) \\
             sum.v[e_] += a.v[e_ * 16u + k_] * b.v[k_]
 #define coopmat_store(m, to, at, stride) \\
     for (uint e_ = 0u; e_ < 8u; e_++) \\
         to[(at) + own_row(e_) * (stride) + own_column()] = m.v[e_]
 """
-# Rows and tokens of a workgroup and tokens of a subgroup: less than the kernels take.
-SIZES = [(32, 64, 32), (64, 32, 32)]
+# Less than the kernels take: the emulation of 64 x 64 a subgroup takes a compiler minutes.
+TILES = [
+    CoopmatTile(64, 32, 32, 32, 32, 2),
+    CoopmatTile(32, 64, 32, 64, 32, 1),
+    CoopmatTile(64, 64, 32, 32, 64, 1),
+    CoopmatTile(128, 32, 64, 32, 32, 2),
+]
 
 
 @pytest.fixture
@@ -65,7 +78,7 @@ def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner
     for folder in ("include", "matmul"):
         shutil.copytree(ROOT / "kernels" / folder, tmp_path / "kernels" / folder)
     (tmp_path / "kernels" / "include" / "coopmat.glsl").write_text(EMULATED)
-    variants = tuple(coopmat(fmt, *sizes) for fmt in FMTS for sizes in SIZES)
+    variants = tuple(coopmat(fmt, tile) for fmt in FMTS for tile in TILES)
     contract = replace(kernels.op("matmul"), variants=variants)
     entries = build_spirv.build_op(tmp_path, tmp_path, contract)
     samples()  # kept from now on: of the kernels as they are

@@ -16,7 +16,7 @@ from tests.kernels.harness import Runner
 Floats = npt.NDArray[np.float32]
 
 
-@pytest.mark.parametrize("k", [32, 36, 96, 576, 2048])
+@pytest.mark.parametrize("k", [32, 36, 96, 576, 2048, 5000])
 @pytest.mark.parametrize("tokens", [1, 3, 7])
 def test_rmsnorm(runner: Runner, k: int, tokens: int) -> None:
     rng = np.random.default_rng(k)
