@@ -83,7 +83,7 @@ def test_the_baseline_gives_way_to_a_gain_alone() -> None:
 
 
 class Clock(NullBackend):
-    """A device on which a call of a variant takes these seconds, in turn; the last ones for good."""
+    """A device on which a call of a variant takes these seconds in turn, the last for good."""
 
     def __init__(self, times: dict[str, list[float]]) -> None:
         super().__init__()
