@@ -59,9 +59,10 @@ class Sensors:
         def watch() -> None:
             nonlocal joules
             at = time.perf_counter()
-            while not done.is_set():
+            over = False
+            while not over:
                 watts = self._read() / 1e6
-                done.wait(_TICK_S)
+                over = done.wait(_TICK_S)
                 now = time.perf_counter()
                 joules, at = joules + watts * (now - at), now
 
