@@ -299,8 +299,11 @@ class TextJob:
                 start: dict[str, Any] = {
                     key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")
                 }
-                loaded = worker.models[self.session.model.key].future.result()
-                if parameters := loaded.get("parameters"):
+                # A worker that died since it said this has no models, or loads them anew.
+                loading = worker.models.get(self.session.model.key)
+                loaded = loading and loading.future.done() and not loading.future.exception()
+                info = loading.future.result() if loading and loaded else {}
+                if parameters := info.get("parameters"):
                     start["parameters"] = int(parameters)
                 if self._why:  # it was to begin elsewhere
                     start["reason"] = self._why[:300]
