@@ -365,8 +365,7 @@ def running(facts: Facts) -> Iterator[Finding]:
                 "kernels",
                 False,
                 f"Quarantined on this device: {', '.join(bad)}.",
-                (f"{reasons}. " if reasons else "")
-                + "Other kernels, or the CPU, do their work.",
+                (f"{reasons}. " if reasons else "") + "Other kernels, or the CPU, do their work.",
                 "Update the Vulkan driver: each new version is tested anew.",
             )
         else:

@@ -19,7 +19,11 @@ def run(folder: Path, body: str, allowed: str) -> subprocess.CompletedProcess[st
     pytest_here = ["pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
     return subprocess.run(
         [sys.executable, "-m", *pytest_here],
-        capture_output=True, text=True, check=False, cwd=folder)
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
 
 
 SKIPS = "def test_a():\n    pytest.skip('no such device')"

@@ -23,8 +23,15 @@ import pytest
 TREE = Path(__file__).resolve().parents[2]
 # No Mesa: the CPU serves here. The kernels link to libgomp1; `make install` needs make and python3.
 PACKAGES = (
-    "systemd", "systemd-sysv", "libpam-systemd", "dbus", "polkitd", "python3", "libgomp1",
-    "libudev1", "make",
+    "systemd",
+    "systemd-sysv",
+    "libpam-systemd",
+    "dbus",
+    "polkitd",
+    "python3",
+    "libgomp1",
+    "libudev1",
+    "make",
 )
 USER = "tester"
 NO_ROOT = "neither root nor sudo without a password"
@@ -39,8 +46,13 @@ def root(*command: str | Path, timeout: float = 60.0, check: bool = True) -> str
         AssertionError: it failed; the message has its output.
     """
     done = subprocess.run(
-        [*SUDO, *map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=timeout, check=False)
+        [*SUDO, *map(str, command)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -89,8 +101,15 @@ def base_system() -> Path:
         partial = base.with_suffix(".partial")
         root("rm", "-rf", partial)
         components = "main,universe" if distribution == "ubuntu" else "main"
-        root("debootstrap", "--variant=minbase", f"--components={components}",
-             f"--include={','.join(PACKAGES)}", suite, partial, timeout=900)
+        root(
+            "debootstrap",
+            "--variant=minbase",
+            f"--components={components}",
+            f"--include={','.join(PACKAGES)}",
+            suite,
+            partial,
+            timeout=900,
+        )
         root("chroot", partial, "useradd", "--create-home", USER)
         root("mkdir", "-p", partial / "var/log/journal")
         for unit in ("apt-daily.timer", "apt-daily-upgrade.timer", "console-getty.service"):
@@ -109,7 +128,11 @@ class Container:
         self.folder = folder  # seen inside as /mnt/share
 
     def run(
-        self, *command: str, user: str = "root", check: bool = True, timeout: float = 120.0,
+        self,
+        *command: str,
+        user: str = "root",
+        check: bool = True,
+        timeout: float = 120.0,
         stdin: bytes = b"",
     ) -> subprocess.CompletedProcess[bytes]:
         """Runs a command inside; the environment is that of a fresh login.
@@ -118,8 +141,12 @@ class Container:
             AssertionError: it failed and `check` is set.
         """
         done = subprocess.run(
-            self.argv(*command, user=user), input=stdin, capture_output=True, timeout=timeout,
-            check=False)
+            self.argv(*command, user=user),
+            input=stdin,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
         if check and done.returncode != 0:
             said = (done.stdout[-4000:] + done.stderr[-4000:]).decode(errors="replace")
             code = done.returncode
@@ -129,12 +156,26 @@ class Container:
     def argv(self, *command: str, user: str = "root") -> list[str]:
         """The command of this machine that runs a command inside as that user."""
         home = "/root" if user == "root" else f"/home/{user}"
-        become = [] if user == "root" else [
-            "setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+        become = (
+            []
+            if user == "root"
+            else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+        )
         return [
-            *SUDO, "nsenter", f"--target={self.leader}", "--all", "--", "env", "-i",
-            f"HOME={home}", f"USER={user}", "LANG=C.UTF-8",
-            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", *become, *command]
+            *SUDO,
+            "nsenter",
+            f"--target={self.leader}",
+            "--all",
+            "--",
+            "env",
+            "-i",
+            f"HOME={home}",
+            f"USER={user}",
+            "LANG=C.UTF-8",
+            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            *become,
+            *command,
+        ]
 
     def text(self, *command: str, user: str = "root") -> str:
         return self.run(*command, user=user).stdout.decode().strip()
@@ -152,10 +193,23 @@ class Container:
 
     def answers(self) -> bool:
         """Does the bus name answer, without being started for it?"""
-        return self.run(
-            "busctl", "--auto-start=no", "call", "org.pvrd.Pvrd1", "/org/pvrd/Pvrd1",
-            "org.freedesktop.DBus.Properties", "Get", "ss", "org.pvrd.Pvrd1.Manager", "Version",
-            user=USER, check=False).returncode == 0
+        return (
+            self.run(
+                "busctl",
+                "--auto-start=no",
+                "call",
+                "org.pvrd.Pvrd1",
+                "/org/pvrd/Pvrd1",
+                "org.freedesktop.DBus.Properties",
+                "Get",
+                "ss",
+                "org.pvrd.Pvrd1.Manager",
+                "Version",
+                user=USER,
+                check=False,
+            ).returncode
+            == 0
+        )
 
     def journal(self, *match: str) -> str:
         match = match or ("--lines=60",)
@@ -178,12 +232,31 @@ def booted(base: Path, work: Path) -> Iterator[Container]:
         notify.bind(address)
         notify.settimeout(120)
         nspawn = subprocess.Popen(
-            [*SUDO, "setpriv", "--pdeathsig=TERM",  # a killed test run leaves no container behind
-             "env", f"NOTIFY_SOCKET={address}", "systemd-nspawn", "--quiet", "--boot",
-             f"--directory={system}", "--register=no", "--keep-unit", "--notify-ready=yes",
-             "--private-network", "--machine=pvrd-boot", "--link-journal=no", "--console=pipe",
-             f"--bind-ro={TREE}:/mnt/tree", f"--bind={share}:/mnt/share"],
-            stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True)
+            [
+                *SUDO,
+                "setpriv",
+                "--pdeathsig=TERM",  # a killed test run leaves no container behind
+                "env",
+                f"NOTIFY_SOCKET={address}",
+                "systemd-nspawn",
+                "--quiet",
+                "--boot",
+                f"--directory={system}",
+                "--register=no",
+                "--keep-unit",
+                "--notify-ready=yes",
+                "--private-network",
+                "--machine=pvrd-boot",
+                "--link-journal=no",
+                "--console=pipe",
+                f"--bind-ro={TREE}:/mnt/tree",
+                f"--bind={share}:/mnt/share",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            start_new_session=True,
+        )
         leader = 0
         try:
             ready = False
@@ -219,8 +292,21 @@ def machine() -> Iterator[Container]:
         pytest.skip(NO_MOUNT)
     base = base_system()
     # What runs that were killed have left
-    root("find", base.parent, "-maxdepth", "1", "-name", "work-*", "-mmin", "+600",
-         "-exec", "rm", "-rf", "{}", "+")
+    root(
+        "find",
+        base.parent,
+        "-maxdepth",
+        "1",
+        "-name",
+        "work-*",
+        "-mmin",
+        "+600",
+        "-exec",
+        "rm",
+        "-rf",
+        "{}",
+        "+",
+    )
     work = Path(root("mktemp", "-d", base.with_name("work-XXXXXXXX")).strip())
     root("chmod", "0755", work)
     if SUDO:

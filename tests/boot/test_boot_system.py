@@ -47,9 +47,15 @@ def tiny_llama(path: Path) -> None:
     w.add_eos_token_id(2)
     shapes = {"token_embd": (vocab, hidden), "output": (vocab, hidden)}
     for i in range(2):
-        block = {"attn_q": (hidden, hidden), "attn_output": (hidden, hidden),
-                 "attn_k": (hidden // 2, hidden), "attn_v": (hidden // 2, hidden),
-                 "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn)}
+        block = {
+            "attn_q": (hidden, hidden),
+            "attn_output": (hidden, hidden),
+            "attn_k": (hidden // 2, hidden),
+            "attn_v": (hidden // 2, hidden),
+            "ffn_gate": (ffn, hidden),
+            "ffn_up": (ffn, hidden),
+            "ffn_down": (hidden, ffn),
+        }
         shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
         for norm in ("attn_norm", "ffn_norm"):
             w.add_tensor(f"blk.{i}.{norm}.weight", np.ones(hidden, np.float32))
@@ -79,7 +85,10 @@ def installed(machine):
     wheels = machine.folder / "wheels"
     subprocess.run(
         [TREE / "tools/install/wheels", TREE, wheels, "0", TREE / ".venv/bin/python"],
-        stdin=subprocess.DEVNULL, check=True, timeout=600)
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=600,
+    )
     said = machine.text("make", "-C", "/mnt/tree", "install", "WHEELS=/mnt/share/wheels")
     assert "systemctl enable --now pvrd.service" in said
     tiny_llama(machine.folder / "tiny.gguf")
@@ -88,9 +97,17 @@ def installed(machine):
 
 def workers(machine, kind: str = "cpu") -> list[str]:
     """The names of the worker units that run."""
-    return [line.split()[0] for line in machine.text(
-        "systemctl", "list-units", "--plain", "--no-legend", "--state=running",
-        f"pvrd-worker-{kind}@*.service").splitlines()]
+    return [
+        line.split()[0]
+        for line in machine.text(
+            "systemctl",
+            "list-units",
+            "--plain",
+            "--no-legend",
+            "--state=running",
+            f"pvrd-worker-{kind}@*.service",
+        ).splitlines()
+    ]
 
 
 def restarted(machine, before: int) -> bool:
@@ -99,8 +116,19 @@ def restarted(machine, before: int) -> bool:
 
 
 def generate(count: int) -> list[str]:
-    return ["pvrctl", "--json", "generate", "--model", "tiny", "--raw", "--temp", "0",
-            "-n", str(count), PROMPT]
+    return [
+        "pvrctl",
+        "--json",
+        "generate",
+        "--model",
+        "tiny",
+        "--raw",
+        "--temp",
+        "0",
+        "-n",
+        str(count),
+        PROMPT,
+    ]
 
 
 def test_active_means_that_the_name_answers(installed) -> None:
@@ -172,7 +200,8 @@ def test_killed_worker_is_replaced_and_the_text_goes_on(installed, until) -> Non
     before = workers(installed)
     assert len(before) == 1
     with subprocess.Popen(
-        installed.argv("python3", "-ISc", CLIENT, user="tester"), stdin=subprocess.PIPE,
+        installed.argv("python3", "-ISc", CLIENT, user="tester"),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as job:
         assert job.stdout

@@ -37,7 +37,10 @@ def root(tmp_path: Path) -> Path:
 def test_exposure_is_small(root: Path, unit: str) -> None:
     said = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", f"--root={root}", "--no-pager", unit],
-        capture_output=True, text=True, check=True)
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert not re.search(r"Unknown|ignoring", said.stderr), said.stderr
     figure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said.stdout)
     assert figure
@@ -50,8 +53,13 @@ def test_workers_end_with_pvrd_and_sockets_are_its_own() -> None:
         socket = (TREE / f"systemd/pvrd-worker-{kind}.socket").read_text()
         assert "StopPropagatedFrom=pvrd.service" in service
         assert f"/pvrd-worker --kind {kind}\n" in service
-        for line in (f"ListenSequentialPacket=/run/pvrd/worker-{kind}.socket", "Accept=yes",
-                     "SocketMode=0600", "SocketUser=pvrd", "PartOf=pvrd.service"):
+        for line in (
+            f"ListenSequentialPacket=/run/pvrd/worker-{kind}.socket",
+            "Accept=yes",
+            "SocketMode=0600",
+            "SocketUser=pvrd",
+            "PartOf=pvrd.service",
+        ):
             assert line in socket
 
 

@@ -33,20 +33,34 @@ def wheel(folder: Path, name: str, files: dict[str, str]) -> None:
 def wheels(tmp_path: Path) -> Path:
     folder = tmp_path / "wheels"
     folder.mkdir()
-    wheel(folder, "pvrd", {
-        "pvrd/__init__.py": "", "pvrd/ctl/__init__.py": "",
-        "pvrd/ctl/main.py": MAIN,
-        "pvrd-1.0.dist-info/entry_points.txt": ENTRIES})
-    wheel(folder, "other", {
-        "other-1.0.data/purelib/other/__init__.py": "",
-        "other-1.0.data/scripts/other": "#!python\n"})
+    wheel(
+        folder,
+        "pvrd",
+        {
+            "pvrd/__init__.py": "",
+            "pvrd/ctl/__init__.py": "",
+            "pvrd/ctl/main.py": MAIN,
+            "pvrd-1.0.dist-info/entry_points.txt": ENTRIES,
+        },
+    )
+    wheel(
+        folder,
+        "other",
+        {
+            "other-1.0.data/purelib/other/__init__.py": "",
+            "other-1.0.data/scripts/other": "#!python\n",
+        },
+    )
     return folder
 
 
 def system(what: str, dest: Path, *more: str | Path, ok: bool = True) -> str:
     done = subprocess.run(
         [PYTHON, TREE / "tools/install/system.py", what, "--destdir", dest, *map(str, more)],
-        capture_output=True, text=True, check=False)
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode == 0) == ok, done.stderr
     return done.stdout + done.stderr
 
@@ -63,17 +77,25 @@ def install(dest: Path, wheels: Path, *more: str) -> set[str]:
 def test_everything_lies_where_its_reader_looks(tmp_path: Path, wheels: Path) -> None:
     found = install(tmp_path / "d", wheels)
     for path in (
-        "usr/local/bin/pvrd", "usr/local/bin/pvrctl", "usr/local/libexec/pvrd-worker",
-        "usr/local/lib/pvrd/pvrd/ctl/main.py", "usr/local/lib/pvrd/other/__init__.py",
+        "usr/local/bin/pvrd",
+        "usr/local/bin/pvrctl",
+        "usr/local/libexec/pvrd-worker",
+        "usr/local/lib/pvrd/pvrd/ctl/main.py",
+        "usr/local/lib/pvrd/other/__init__.py",
         "usr/local/lib/systemd/system/pvrd.service",
         "usr/local/lib/systemd/system/pvrd-worker-gpu@.service",
-        "usr/local/lib/systemd/system/pvrd-worker-cpu.socket", "usr/local/lib/sysusers.d/pvrd.conf",
-        "usr/local/lib/tmpfiles.d/pvrd.conf", "etc/dbus-1/system.d/org.pvrd.Pvrd1.conf",
+        "usr/local/lib/systemd/system/pvrd-worker-cpu.socket",
+        "usr/local/lib/sysusers.d/pvrd.conf",
+        "usr/local/lib/tmpfiles.d/pvrd.conf",
+        "etc/dbus-1/system.d/org.pvrd.Pvrd1.conf",
         "usr/local/share/dbus-1/system-services/org.pvrd.Pvrd1.service",
         "usr/local/share/dbus-1/interfaces/org.pvrd.Pvrd1.Manager.xml",
-        "usr/share/polkit-1/actions/org.pvrd.Pvrd1.policy", "etc/pvrd/pvrd.toml",
-        "usr/local/share/doc/pvrd/README.md", "usr/local/share/man/man1/pvrctl.1",
-        "usr/local/share/man/man8/pvrd.8", "usr/local/share/bash-completion/completions/pvrctl",
+        "usr/share/polkit-1/actions/org.pvrd.Pvrd1.policy",
+        "etc/pvrd/pvrd.toml",
+        "usr/local/share/doc/pvrd/README.md",
+        "usr/local/share/man/man1/pvrctl.1",
+        "usr/local/share/man/man8/pvrd.8",
+        "usr/local/share/bash-completion/completions/pvrctl",
     ):
         assert path in found
     assert "usr/local/lib/pvrd/bin" not in found, "scripts of dependencies serve nobody"
@@ -108,8 +130,14 @@ def test_launchers_are_isolated(tmp_path: Path, wheels: Path) -> None:
     prefix = tmp_path / "p"
     install(Path(dest), wheels, "--prefix", str(prefix))
     (dest / str(prefix).lstrip("/")).rename(prefix)
-    done = subprocess.run([prefix / "bin/pvrctl"], capture_output=True, text=True, check=False,
-                          env={"PYTHONPATH": "/nowhere"}, cwd=tmp_path)
+    done = subprocess.run(
+        [prefix / "bin/pvrctl"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": "/nowhere"},
+        cwd=tmp_path,
+    )
     assert done.stdout == f"{prefix}/lib/pvrd 1\n", done.stderr
 
 
@@ -182,8 +210,10 @@ def test_a_failed_installation_can_be_removed(tmp_path: Path, wheels: Path) -> N
     assert not any(p.is_file() for p in dest.rglob("*"))
 
 
-@pytest.mark.parametrize(("names", "words"), [
-    (["other"], "no wheel of pvrd"), (["pvrd", "Pvrd"], "more than one wheel of pvrd")])
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(["other"], "no wheel of pvrd"), (["pvrd", "Pvrd"], "more than one wheel of pvrd")],
+)
 def test_folder_of_wheels_that_does_not_serve(tmp_path: Path, names: list[str], words: str) -> None:
     (tmp_path / "w").mkdir()
     for name in names:

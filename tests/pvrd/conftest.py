@@ -195,9 +195,7 @@ def write_config(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def start(
-    bus: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Daemon]]:
+def start(bus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Daemon]]:
     """Starts daemons with fake workers; all are stopped, and their logs looked at, in the end."""
     started: list[Daemon] = []
 

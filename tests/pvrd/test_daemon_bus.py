@@ -222,6 +222,7 @@ def test_floods(start: Any, callers: Any, until: Any) -> None:
         fds = [0] * 16
         assert caller.fails("ListModels", "ah", [list(range(16))], fds)[0] == "InvalidArgs"
     until(lambda: daemon.fds() <= before)
+
     # A thousand calls at once: each is answered, some with LimitsExceeded.
     async def flood() -> list[Any]:
         calls = [

@@ -25,13 +25,20 @@ def meson(*arguments: str | Path) -> None:
         SystemExit: it is not there or fails; its output says why.
     """
     command = [sys.executable, "-m", "mesonbuild.mesonmain", *map(str, arguments)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(
             f"{done.stdout}\npvrd: the build with {sys.executable} failed. "
             "VENV=0 needs of the system, by Debian's names: "
-            "meson, ninja-build, gcc, python3-numpy, glslang-tools, spirv-tools.")
+            "meson, ninja-build, gcc, python3-numpy, glslang-tools, spirv-tools."
+        )
 
 
 def main(argv: list[str]) -> int:
@@ -42,8 +49,16 @@ def main(argv: list[str]) -> int:
     native = out / "native.ini"
     # The Python that builds is the one that will run it, whatever comes first in PATH.
     native.write_text(f"[binaries]\npython = {sys.executable!r}\npython3 = {sys.executable!r}\n")
-    meson("setup", "--native-file", native, "--prefix", "/usr",
-          f"-Dpython.purelibdir={SITE}", f"-Dpython.platlibdir={SITE}", build)
+    meson(
+        "setup",
+        "--native-file",
+        native,
+        "--prefix",
+        "/usr",
+        f"-Dpython.purelibdir={SITE}",
+        f"-Dpython.platlibdir={SITE}",
+        build,
+    )
     meson("compile", "-C", build)
     meson("install", "-C", build, "--no-rebuild", "--destdir", stage)
 
@@ -55,8 +70,9 @@ def main(argv: list[str]) -> int:
         for path in sorted((stage / SITE.lstrip("/")).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 wheel.write(path, path.relative_to(stage / SITE.lstrip("/")))
-        wheel.writestr(f"{info}/METADATA",
-                       f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
         wheel.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{scripts}")
     for folder in (build, stage):
         shutil.rmtree(folder)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints requirements from a pyproject.toml, a line each.
 
-    requirements.py PYPROJECT SECTION…     build-system, dependencies, or the name of an extra
+requirements.py PYPROJECT SECTION…     build-system, dependencies, or the name of an extra
 """
 
 import sys

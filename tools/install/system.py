@@ -25,8 +25,13 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2]
 STATE = ("/var/lib/pvrd", "/var/cache/pvrd")
-UNITS = ("pvrd.service", "pvrd-worker-gpu.socket", "pvrd-worker-cpu.socket",
-         "pvrd-worker-gpu@.service", "pvrd-worker-cpu@.service")
+UNITS = (
+    "pvrd.service",
+    "pvrd-worker-gpu.socket",
+    "pvrd-worker-cpu.socket",
+    "pvrd-worker-gpu@.service",
+    "pvrd-worker-cpu@.service",
+)
 LAUNCHERS = {"pvrd": "bin", "pvrctl": "bin", "pvrd-worker": "libexec"}
 
 
@@ -131,8 +136,10 @@ def launchers(target: Target, python: str, site: bool) -> None:
     flags = "-IS" if site else "-I"
     for name, where in LAUNCHERS.items():
         module, function = parser["console_scripts"][name].split(":")
-        text = (f"#!{python} {flags}\nimport sys\n\nsys.path.insert(0, {str(target.site)!r})\n"
-                f"from {module} import {function}\n\nsys.exit({function}())\n")
+        text = (
+            f"#!{python} {flags}\nimport sys\n\nsys.path.insert(0, {str(target.site)!r})\n"
+            f"from {module} import {function}\n\nsys.exit({function}())\n"
+        )
         target.put(target.prefix / where / name, text.encode(), 0o755)
 
 
@@ -186,8 +193,9 @@ def run(*command: str) -> bool:
     """Runs a command where it exists; true if it went well."""
     if shutil.which(command[0]) is None:
         return False
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode and done.stderr.strip():
         print(f"{' '.join(command)}: {done.stderr.strip()}", file=sys.stderr)
     return done.returncode == 0
@@ -227,25 +235,34 @@ def lacking(python: str) -> list[str]:
 
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
     names = [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in project["dependencies"]]
-    program = ("import importlib.metadata as m, re, sys\n"
-               "plain = lambda name: re.sub('[-_.]+', '-', name).lower()\n"
-               "has = {plain(d.metadata['Name'] or '') for d in m.distributions()}\n"
-               "print(*(n for n in sys.argv[1:] if plain(n) not in has))")
-    done = subprocess.run([python, "-Ic", program, *names], capture_output=True, text=True,
-                          check=False)
+    program = (
+        "import importlib.metadata as m, re, sys\n"
+        "plain = lambda name: re.sub('[-_.]+', '-', name).lower()\n"
+        "has = {plain(d.metadata['Name'] or '') for d in m.distributions()}\n"
+        "print(*(n for n in sys.argv[1:] if plain(n) not in has))"
+    )
+    done = subprocess.run(
+        [python, "-Ic", program, *names], capture_output=True, text=True, check=False
+    )
     return done.stdout.split()
 
 
 def install(target: Target, wheels: Path, python: str, site: bool) -> None:
     version = subprocess.run(
         [python, "-Ic", "import sys; print(sys.executable, *sys.version_info[:2])"],
-        capture_output=True, text=True, check=False).stdout.split()
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split()
     if len(version) != 3 or (int(version[1]), int(version[2])) < (3, 11):
         die(f"{python} is no Python 3.11 or later; name one with PYTHON=.")
     python = os.path.abspath(version[0])
     if target.system and python.startswith(("/home/", "/root/")):
-        print(f"pvrd: {python} lies in a home, where the service cannot see it; "
-              "name another with PYTHON=.", file=sys.stderr)
+        print(
+            f"pvrd: {python} lies in a home, where the service cannot see it; "
+            "name another with PYTHON=.",
+            file=sys.stderr,
+        )
     found = usable(wheels)
     if remove(target):
         print("Replacing the installation that is there.")
@@ -260,25 +277,35 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
         listed = {"files": target.files, "folders": target.folders}
         target.at(target.manifest).write_text(json.dumps(listed, indent=0))
     strip = ["-s", str(target.destdir), "-p", "/"] if target.destdir != Path("/") else []
-    subprocess.run([python, "-Im", "compileall", "-q", *strip, str(target.at(target.site))],
-                   check=False, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [python, "-Im", "compileall", "-q", *strip, str(target.at(target.site))],
+        check=False,
+        stdout=subprocess.DEVNULL,
+    )
     if target.destdir == Path("/"):
         run("systemd-tmpfiles", "--create", str(target.under("tmpfiles") / "pvrd.conf"))
     print(f"Installed into {target.at(target.prefix)}; the configuration is /etc/pvrd/pvrd.toml.")
     if not site and target.destdir == Path("/") and (missing := lacking(python)):
-        print(f"pvrd: {python} lacks {', '.join(missing)}; pvrd does not run without them. "
-              "VENV=1 brings its own.", file=sys.stderr)
+        print(
+            f"pvrd: {python} lacks {', '.join(missing)}; pvrd does not run without them. "
+            "VENV=1 brings its own.",
+            file=sys.stderr,
+        )
     if booted(target):
         reload()
         if run("systemctl", "is-active", "--quiet", "pvrd.service"):
             run("systemctl", "restart", "pvrd.service")
             print("pvrd.service was running and has been restarted.")
         else:
-            print("Start it now and at every boot: systemctl enable --now pvrd.service "
-                  "(the first call of pvrctl starts it as well).")
+            print(
+                "Start it now and at every boot: systemctl enable --now pvrd.service "
+                "(the first call of pvrctl starts it as well)."
+            )
     elif target.destdir == Path("/"):
-        print("No systemd runs here, so nothing was started. `pvrd --bus user` serves a user; "
-              "where systemd runs: systemctl enable --now pvrd.service.")
+        print(
+            "No systemd runs here, so nothing was started. `pvrd --bus user` serves a user; "
+            "where systemd runs: systemctl enable --now pvrd.service."
+        )
 
 
 def uninstall(target: Target, purge: bool) -> None:
@@ -308,8 +335,10 @@ def uninstall(target: Target, purge: bool) -> None:
         run("userdel", "pvrd")
     kept = [name for name in (*STATE, "/etc/pvrd") if target.at(name).exists()]
     if kept:
-        print(f"Removed pvrd. Left as it is: {', '.join(kept)} and the user pvrd; "
-              "make uninstall PURGE=1 removes these too.")
+        print(
+            f"Removed pvrd. Left as it is: {', '.join(kept)} and the user pvrd; "
+            "make uninstall PURGE=1 removes these too."
+        )
     else:
         print("Removed pvrd." if installed else f"Removed {', '.join(left)}.")
 
