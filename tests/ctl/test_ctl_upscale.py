@@ -77,7 +77,7 @@ def test_a_clip_through_files(fake, tmp_path: Path) -> None:
     assert record == {
         "frames": 3, "width": 32, "height": 24, "scale": 2, "model": "luma", "device": "cpu",
         "device_name": "Fake \x1b[31mCPU", "ms_p50": 2.5, "ms_p99": 2.5, "tiles": 12,
-        "tiles_reused": 0, "tiles_fallback": 3, "restarts": 1,
+        "tiles_reused": 0, "tiles_fallback": 3, "restarts": 1, "precision": "",
     }  # fmt: skip
     assert target.read_bytes() == doubled(source.read_bytes(), header, 3)
     assert sorted(os.listdir(tmp_path)) == sorted([source.name, target.name])
@@ -153,7 +153,7 @@ def test_pictures(fake, tmp_path: Path, data: bytes, name: str) -> None:
     assert done.json == {
         "frames": 1, "width": 8, "height": 6, "scale": 2, "model": "luma", "device": "cpu",
         "device_name": "Fake \x1b[31mCPU", "fps": 250.0, "ms_p50": 4.0, "ms_p99": 4.0, "tiles": 2,
-        "tiles_reused": 0, "tiles_fallback": 0, "restarts": 0, "format": "png",
+        "tiles_reused": 0, "tiles_fallback": 0, "restarts": 0, "precision": "", "format": "png",
     }  # fmt: skip
     assert target.read_bytes() == data * 2
     assert fake.expect("options", stream=True)["format"] == "png"

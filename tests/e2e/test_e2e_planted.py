@@ -74,7 +74,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     return change
 
 
-SWIGLU = ("swiglu", "* up;", "* up + ({} ? 0.5 : 0.0);")
+SWIGLU = ("swiglu", "push.act);", "push.act) + ({} ? 0.5 : 0.0);")
 
 
 def wrong_when(plant: Plant, condition: str) -> None:
