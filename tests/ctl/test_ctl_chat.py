@@ -279,11 +279,13 @@ def test_a_terminal_has_history_and_survives_mistakes(fake, tmp_path: Path) -> N
     with Terminal(fake, tmp_path) as terminal:
         terminal.type("\x1b[A\x1b[A\x1b[A\n")  # three lines up
         terminal.until("second held")
+        terminal.until("> ")  # the end of input is one only where a line may begin
         terminal.type("\x04")
         assert terminal.process.wait(60) == 0
     with Terminal(fake, tmp_path, "--no-history") as terminal:
         terminal.type("private\n")
         terminal.until("private held")
+        terminal.until("> ")
         terminal.type("/exit\n")
         assert terminal.process.wait(60) == 0
     assert file.read_text().splitlines()[-1] == "second"
