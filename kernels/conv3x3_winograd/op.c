@@ -46,7 +46,7 @@ static inline size_t point(size_t cin) { return cin * VECTORS * VL + 16; }
 #define LOW(i) i / 2 + i % 2 * VL
 #define HIGHER(i) VL / 2 + i / 2 + i % 2 * VL
 #define PICK(NAME, F)                                                                                        \
-    static inline vf NAME(vf a, vf b) { return __builtin_shuffle(a, b, (vi){ALL(F)}); }
+    static inline vf NAME(vf a, vf b) { return __builtin_shufflevector(a, b, ALL(F)); }
 PICK(even, EVEN)
 PICK(odd, ODD)
 PICK(lower, LOW)
