@@ -39,19 +39,19 @@ uint coopmat_lane() { return gl_LocalInvocationID.x % 32u; }
 uint own_row(uint e) { return coopmat_lane() / 16u + 2u * e; }
 uint own_column() { return coopmat_lane() % 16u; }
 void coopmat_barrier() { barrier(); }
-uint size_of(f16vec4 v) { return 4u; }
-uint size_of(uvec4 v) { return 8u; }
+uint size(f16vec4 v) { return 4u; }
+uint size(uvec4 v) { return 8u; }
 float element(f16vec4 v, uint i) { return float(v[i & 3u]); }
 float element(uvec4 v, uint i) { return float(unpackFloat2x16(v[i >> 1 & 3u])[i & 1u]); }
 // Loops whose ends a compiler does not know, so that it leaves them loops: it is quicker with them.
 #define END(n) (n + pvr_param(15u))
 #define coopmat_load_a(m, from, at, stride) \\
     for (uint e_ = 0u; e_ < END(128u); e_++) \\
-        m.v[e_] = element(from[(at) + own_row(e_ / 16u) * (stride) + e_ % 16u / size_of(from[0])], \\
+        m.v[e_] = element(from[(at) + own_row(e_ / 16u) * (stride) + e_ % 16u / size(from[0])], \\
                           e_ % 16u)
 #define coopmat_load_b(m, from, at, stride) \\
     for (uint k_ = 0u; k_ < END(16u); k_++) \\
-        m.v[k_] = element(from[(at) + own_column() * (stride) + k_ / size_of(from[0])], k_)
+        m.v[k_] = element(from[(at) + own_column() * (stride) + k_ / size(from[0])], k_)
 #define coopmat_load_b_rows(m, from, at, stride) \\
     for (uint k_ = 0u; k_ < 16u; k_++) \\
         m.v[k_] = float(from[(at) + k_ * (stride) + own_column() / 4u][own_column() & 3u])
