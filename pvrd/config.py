@@ -42,7 +42,7 @@ KEYS: Mapping[str, Key] = {
     "models.paths": Key("strs", ()),
     "models.text": Key("str", "", True),
     "models.video": Key("str", "", True),
-    "models.keep_s": Key("float", 300.0, True, high=1e9),
+    "models.keep_s": Key("float", 600.0, True, high=1e9),
     "video.tile": Key("int", 0, True, high=4096),
     "video.overlap": Key("int", 16, True, high=256),
     "text.chunk": Key("int", 0, high=4096),
@@ -61,6 +61,14 @@ KEYS: Mapping[str, Key] = {
     "workers.program": Key("strs", ()),
     "workers.gpu_socket": Key("str", ""),
     "workers.cpu_socket": Key("str", ""),
+    "workers.idle_s": Key("float", 600.0, True, low=0.1, high=1e9),
+    "governor.enabled": Key("bool", True, True),
+    "governor.slice_ms": Key("float", 2.0, True, low=0.1, high=1000),
+    "governor.slice_idle_ms": Key("float", 20.0, True, low=0.1, high=1000),
+    "governor.battery_low": Key("float", 20.0, True, high=100),
+    "governor.thermal_margin_c": Key("float", 5.0, True, high=100),
+    "sensors.fdinfo": Key("bool", True, True),
+    "sensors.system": Key("bool", True),
     "debug.faults": Key("strs", ()),
 }
 
