@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pvrd.config import WORKER_KEYS, Config, changed
 from pvrd.errors import Busy, DeviceLost, OutOfMemory, ShuttingDown
+from pvrd.governor import Decision
 from pvrd.models import Model
 from pvrd.worker import Worker, WorkerLost
 
@@ -24,12 +25,25 @@ _T = TypeVar("_T")
 _Waiter = tuple[int, int, asyncio.Future[None]]  # -priority, number of coming
 
 
+def orders(decision: Decision, kind: str) -> dict[str, Any]:
+    """What a worker of this kind is told of a decision. A share of the GPU is none of the CPU."""
+    return {
+        "slice_ms": decision.slice_ms,
+        "group_scale": decision.group_scale,
+        "share": decision.share if kind == "gpu" else 1.0,
+        "parked": decision.parked,
+        "preload_tokens": decision.preload_tokens,
+    }
+
+
 class PlaceLost(WorkerLost):
     """The worker went away before the job began there."""
 
 
 class Supervisor:
-    """Owns the workers. `on_change` is called when a worker's state or a loading changes."""
+    """Owns the workers. `on_change` is called when a worker's state, a loading or the governor's
+    decision changes.
+    """
 
     def __init__(self, config: Config, cache: str, on_change: Callable[[], None]) -> None:
         self.config = config
@@ -44,6 +58,7 @@ class Supervisor:
         self._uses: Counter[str] = Counter()
         self._idle: dict[str, asyncio.TimerHandle] = {}
         self.stopping = False
+        self.decision = Decision()  # the governor's, in force
 
     def start(self) -> None:
         """Starts both workers."""
@@ -84,6 +99,15 @@ class Supervisor:
     async def news(self) -> None:
         """Waits for the next change of a worker."""
         await self._news.wait()
+
+    def govern(self, decision: Decision) -> None:
+        """Puts a decision into force: tells the workers, then `on_change` and news()."""
+        if decision == self.decision:
+            return
+        self.decision = decision
+        for worker in self.workers:
+            worker.govern(orders(decision, worker.kind))
+        self._changed()
 
     # -- state
 

@@ -38,6 +38,10 @@ class WorkerLost(Exception):
     """The worker is gone; the message says how."""
 
 
+class WorkerReleased(WorkerLost):
+    """pvrd ended the worker on purpose (a hold, suspend): no fault of the job's."""
+
+
 class Inbox:
     """Messages of one job or session from one worker."""
 
@@ -126,6 +130,7 @@ class Worker:
         self._previous: dict[str, Any] = {}  # how the one before ended, when that says something
         self._trying = ""  # the kernel that the driver's compiler has, or its self-test
         self._ended_by: dict[str, str] = {}  # kernels over which workers ended, and how
+        self._orders: dict[str, Any] = {}  # of the governor
         self._restart = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -418,6 +423,8 @@ class Worker:
             return
         self.device = device
         self._ready_at = time.monotonic()
+        if self._orders:
+            self.send({"t": "govern", **self._orders})
         self._set("ready")
         systemd.log(
             systemd.INFO, f"{self.kind} worker ready: {str(device.get('name', ''))[:100]}",
@@ -469,6 +476,13 @@ class Worker:
         if self._link is not None:
             self._said = asyncio.get_running_loop().time()
             self._link.send(message, fds)
+
+    def govern(self, orders: Mapping[str, Any]) -> None:
+        """What the worker may take of its device, from now on and for its successors."""
+        if orders != self._orders:
+            self._orders = dict(orders)
+            if self.state == "ready":
+                self.send({"t": "govern", **orders})
 
     @contextlib.contextmanager
     def route(self, field_name: str, value: str) -> Iterator[Inbox]:
@@ -534,4 +548,4 @@ class Worker:
             return {}
 
 
-__all__ = ["Inbox", "PvrdError", "Worker", "WorkerLost"]
+__all__ = ["Inbox", "PvrdError", "Worker", "WorkerLost", "WorkerReleased"]
