@@ -83,6 +83,7 @@ class Snapshot:
     holds: tuple[str, ...] = ()  # reasons of those who keep the GPU free
     prompt_tokens: int = 0  # of the longest prompt that waits
     sources: Mapping[str, str] = field(default_factory=dict)  # field -> who told
+    unknown: Mapping[str, str] = field(default_factory=dict)  # field -> why nothing tells
 
 
 @dataclass(frozen=True)
