@@ -151,6 +151,7 @@ class Connection:
         self.closed: asyncio.Future[str] = self._loop.create_future()
         self.on_call: Callable[[Call], None] | None = None
         self.unique_name = ""
+        self.address: BusAddress | None = None
 
     # -- connecting
 
@@ -176,6 +177,7 @@ class Connection:
                 why = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or "no answer"
                 reason = f"the {address.kind} bus at {shown} does not answer: {why}"
                 continue
+            self.address = address
             self._loop.add_reader(sock, self._readable)
             try:
                 reply = await self.call(BUS, BUS_PATH, BUS, "Hello", timeout=timeout)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another service's properties on the system bus, kept as they change, while it is there.
+
+Nothing is started on its behalf: a service that nobody runs is absent, and looked at again when
+its name appears. A signal is a hint that counts only from the owner of the name; the values come
+from GetAll, whose answer nobody else can give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from pvrd.bus import BUS, PROPERTIES, BusError, Connection, Signal, Subscription, plain
+
+_ANSWER_S = 5.0
+
+
+class Service:
+    """One well-known name. `watch` objects of it, then `start`."""
+
+    def __init__(self, connection: Connection, name: str, on_change: Callable[[], None]) -> None:
+        self.connection = connection
+        self.name = name
+        self._on_change = on_change
+        self._owner: str | None = None
+        self._values: dict[tuple[str, str], dict[str, Any]] = {}
+        self._watched: dict[tuple[str, str], Subscription] = {}
+        self._subscriptions: list[Subscription] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._again: dict[tuple[str, str], bool] = {}  # being read -> read once more after that
+        self.absent = "it was not asked yet"  # why there is nothing; "" when there is
+
+    @property
+    def present(self) -> bool:
+        """Does it run and answer?"""
+        return self._owner is not None
+
+    def get(self, path: str, interface: str) -> dict[str, Any]:
+        """The properties as they were told last; {} without."""
+        return self._values.get((path, interface), {})
+
+    async def start(self) -> None:
+        """Looks whether it is there, and goes on looking.
+
+        Raises:
+            BusError: the bus refuses to tell.
+        """
+        self._subscriptions.append(
+            await self.connection.subscribe(
+                self._owner_changed, sender=BUS, member="NameOwnerChanged", arg0=self.name
+            )
+        )
+        self._appeared(await self.connection.name_owner(self.name))
+
+    async def watch(self, path: str, interface: str) -> None:
+        """Keeps the properties of an object from now on; returns when they were read once."""
+        key = (path, interface)
+        if key in self._watched:
+            return
+        with contextlib.suppress(BusError):
+            self._watched[key] = await self.connection.subscribe(
+                self._changed, sender=self.name, path=path, interface=PROPERTIES,
+                member="PropertiesChanged", arg0=interface,
+            )  # fmt: skip
+        await self.read(path, interface)
+
+    def unwatch(self, path: str, interface: str) -> None:
+        """Forgets an object."""
+        subscription = self._watched.pop((path, interface), None)
+        self._values.pop((path, interface), None)
+        if subscription is not None:
+            subscription.cancel()
+
+    async def on_signal(self, callback: Callable[[Signal], None], **match: str) -> None:
+        """Signals of this service alone go to `callback`.
+
+        Raises:
+            BusError: the bus refuses the rule.
+        """
+
+        def take(signal: Signal) -> None:
+            if signal.sender == self._owner:
+                callback(signal)
+
+        self._subscriptions.append(await self.connection.subscribe(take, sender=self.name, **match))
+
+    async def call(
+        self, path: str, interface: str, member: str, signature: str = "", body: Any = ()
+    ) -> Any:
+        """Calls a method; the Reply, whose fds the caller takes or closes.
+
+        Raises:
+            BusError: it is not there, refuses, or does not answer.
+        """
+        return await self.connection.call(
+            self.name, path, interface, member, signature, body, timeout=_ANSWER_S
+        )
+
+    async def read(self, path: str, interface: str) -> None:
+        """Reads the properties now; {} when there are none."""
+        key = (path, interface)
+        if key in self._again:
+            self._again[key] = True
+            return
+        try:
+            while True:
+                self._again[key] = False
+                await self._get_all(key)
+                if not self._again[key]:
+                    return
+        finally:
+            del self._again[key]
+
+    async def _get_all(self, key: tuple[str, str]) -> None:
+        values: dict[str, Any] = {}
+        if self._owner is not None:
+            try:
+                reply = await self.call(key[0], PROPERTIES, "GetAll", "s", [key[1]])
+                reply.close()
+                values = plain(reply.body[0])
+            except BusError as e:
+                self.absent = f"{self.name} does not answer: {e.message}"
+        if self._values.get(key, {}) != values:
+            self._values[key] = values
+            self._on_change()
+
+    def stop(self) -> None:
+        """Forgets everything; the connection stays."""
+        for subscription in [*self._subscriptions, *self._watched.values()]:
+            subscription.cancel()
+        self._subscriptions.clear()
+        self._watched.clear()
+        self._values.clear()
+        self._owner = None
+        for task in self._tasks:
+            task.cancel()
+
+    # -- what the bus says
+
+    def _appeared(self, owner: str | None) -> None:
+        self._owner = owner
+        self.absent = "" if owner else f"{self.name} is not on the system bus"
+
+    def _owner_changed(self, signal: Signal) -> None:
+        if signal.sender != BUS:
+            return
+        self._appeared(str(signal.body[2]) or None)
+        for key in list(self._watched):
+            self._start(self.read(*key))
+        self._on_change()
+
+    def _changed(self, signal: Signal) -> None:
+        if signal.sender == self._owner:
+            self._start(self.read(signal.path, str(signal.body[0])))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
