@@ -24,6 +24,8 @@ from pvrd.errors import (
 from pvrd.models import check_name, describe
 from pvrd.objects import ROOT, Answer, Object, method, prop
 from pvrd.pictures import PictureJob
+from pvrd.reports import Activity, Reports
+from pvrd.sensors.compositor import Compositor
 from pvrd.stream import LineStream
 from pvrd.supervisor import MAX_KILLS
 from pvrd.text_session import TextSession
@@ -47,6 +49,14 @@ class Manager(Object):
         self._bus = bus
         self._configured = configured
         self._told: dict[str, Any] = {}
+        self.activity = Activity(
+            lambda: core.tree.changed(self, "Working"), lambda: core.supervisor.running() > 0
+        )
+        for worker in core.supervisor.workers:
+            worker.on_work = self.activity.touch
+        self.reports = Reports(
+            core.connection, core.peers, Compositor(lambda: None), lambda: None
+        )
 
     def news(self) -> None:
         """A worker changed: what shows in the properties is told to all."""
@@ -83,6 +93,11 @@ class Manager(Object):
     def devices(self) -> list[dict[str, Variant]]:
         """One entry a worker."""
         return diagnostics.devices(self._core.supervisor.workers)
+
+    @prop("Working", "b")
+    def working(self) -> bool:
+        """Is work under way? Agents measure only then."""
+        return self.activity.working
 
     # -- sessions
 
@@ -282,6 +297,11 @@ class Manager(Object):
         core.supervisor.drop(core.store.remove(name))
 
     # -- the rest
+
+    @method("ReportCompositor", "report:a{sv}", "believed:b")
+    async def report_compositor(self, call: Call, given: dict[str, Any]) -> bool:
+        """What a pvr-agent saw of its session's compositor."""
+        return await self.reports.report(call, given)
 
     @method("GetConfig", "", "config:a{sv}")
     async def get_config(self, call: Call) -> dict[str, Variant]:

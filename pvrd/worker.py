@@ -52,6 +52,8 @@ class Inbox:
 
     def put(self, message: dict[str, Any] | WorkerLost) -> None:
         """Adds a message, also one of our own (`t` is then not of the protocol)."""
+        if self.worker.on_work is not None:
+            self.worker.on_work()
         self._queue.put_nowait(message)
 
     async def get(self) -> dict[str, Any]:
@@ -131,6 +133,7 @@ class Worker:
         self._trying = ""  # the kernel that the driver's compiler has, or its self-test
         self._ended_by: dict[str, str] = {}  # kernels over which workers ended, and how
         self._orders: dict[str, Any] = {}  # of the governor
+        self.on_work: Callable[[], None] | None = None  # a job came here, or got on
         self._restart = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -495,6 +498,8 @@ class Worker:
             raise WorkerLost(f"the {self.kind} worker is gone")
         inbox = Inbox(self)
         self._routes[(field_name, value)] = inbox
+        if self.on_work is not None:
+            self.on_work()
         try:
             yield inbox
         finally:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From presentation feedback to figures: pure functions over the frames of a burst."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A commit so late in a refresh (as a share of it) may not make the next one: whose fault a miss is
+# then, nobody can tell. Compositors begin to draw a few milliseconds before a refresh.
+LATE = 0.3
+# Without a counter of refreshes, a gap counts as so many as it reaches to within this share of one.
+NEAR = 0.25
+MOST_MISSED = 3600  # of one frame: a minute at 60 Hz; more is a suspended machine, not a load
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One commit and its presentation; times in ns of the compositor's presentation clock."""
+
+    committed: int
+    presented: int
+    refresh: int  # ns to the next refresh, 0 where the compositor does not tell
+    seq: int  # its counter of refreshes, 0 where it has none
+    flags: int = 0  # wp_presentation_feedback.kind
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a burst shows; None where the compositor does not tell."""
+
+    frames: int  # that were measured
+    missed: int | None
+    missed_per_s: float | None  # refreshes that went by while a frame was ready
+    latency_ms: float | None  # median from commit to presentation
+    refresh_hz: float | None
+
+
+def figures(burst: Sequence[Frame]) -> Figures:
+    """Figures of frames in a row, each committed after the one before was presented.
+
+    The first one only says where the refreshes lie: a compositor that slept needs longer for it.
+    """
+    frames = list(burst[1:])
+    if not frames:
+        return Figures(0, None, None, None, None)
+    told = [frame.refresh for frame in frames if frame.refresh > 0]
+    refresh = statistics.median(told) if told else 0.0
+    latency = statistics.median(frame.presented - frame.committed for frame in frames) / 1e6
+    seconds = (frames[-1].presented - burst[0].presented) / 1e9
+    if not refresh or seconds <= 0:
+        return Figures(len(frames), None, None, latency, None)
+    pairs = zip(burst, frames, strict=False)
+    missed = sum(missed_refreshes(before, after, refresh) for before, after in pairs)
+    return Figures(len(frames), missed, missed / seconds, latency, 1e9 / refresh)
+
+
+def missed_refreshes(before: Frame, after: Frame, refresh: float) -> int:
+    """Refreshes that went by although `after` was there in time for them.
+
+    What lies between the presentation of `before` and our own commit is our doing and not counted.
+    """
+    late = max(0.0, (after.committed - before.presented) / refresh)
+    if before.seq and after.seq > before.seq:
+        passed = after.seq - before.seq
+    else:
+        passed = int((after.presented - before.presented) / refresh + NEAR)
+    ours = int(late) + (1 if late % 1.0 > LATE else 0)
+    return min(max(0, passed - 1 - ours), MOST_MISSED)
