@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -14,11 +15,13 @@ from pvrd.config import WORKER_KEYS, Config, changed
 from pvrd.errors import Busy, DeviceLost, OutOfMemory, ShuttingDown
 from pvrd.governor import Decision
 from pvrd.models import Model
-from pvrd.worker import Worker, WorkerLost
+from pvrd.worker import Worker, WorkerLost, WorkerReleased
 
 JOBS_A_WORKER = 8  # running together; the worker gives them slices in turn
 MAX_KILLS = 3
 CHOOSE_S = 90.0  # more than the longest back-off
+GRACE_S = 1.0  # for jobs to leave a device that is to be released
+IDLE = "it had nothing to do; the next job starts it"
 FALL_BACK = (OutOfMemory, DeviceLost)  # of the GPU: the CPU may still do it
 
 _T = TypeVar("_T")
@@ -57,6 +60,8 @@ class Supervisor:
         self._number = 0
         self._uses: Counter[str] = Counter()
         self._idle: dict[str, asyncio.TimerHandle] = {}
+        self._rests: dict[str, asyncio.TimerHandle] = {}  # by worker: when to see if it is idle
+        self._releasing: asyncio.Task[None] | None = None
         self.stopping = False
         self.decision = Decision()  # the governor's, in force
 
@@ -64,19 +69,26 @@ class Supervisor:
         """Starts both workers."""
         for worker in self.workers:
             worker.start()
+            self._look_idle(worker)
 
     async def stop(self) -> None:
         """Ends both workers."""
         self.stopping = True
         self._changed()
-        for timer in self._idle.values():
+        for timer in (*self._idle.values(), *self._rests.values()):
             timer.cancel()
+        if self._releasing is not None:
+            self._releasing.cancel()
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
     def reconfigure(self, config: Config) -> None:
         """Takes new values; a worker whose values changed is started anew."""
-        keys = changed(self.config, config) & WORKER_KEYS
+        every = changed(self.config, config)
+        keys = every & WORKER_KEYS
         self.config = config
+        if "workers.idle_s" in every:
+            for worker in self.workers:
+                self._look_idle(worker)
         for worker in self.workers:
             section = {"gpu": "cpu.", "cpu": "gpu."}[worker.kind]
             if any(not key.startswith(section) for key in keys):
@@ -104,32 +116,87 @@ class Supervisor:
         """Puts a decision into force: tells the workers, then `on_change` and news()."""
         if decision == self.decision:
             return
-        self.decision = decision
+        before, self.decision = self.decision, decision
         for worker in self.workers:
             worker.govern(orders(decision, worker.kind))
+        if decision.release != before.release:
+            if self._releasing is not None:
+                self._releasing.cancel()
+                self._releasing = None
+            if decision.release:
+                self._releasing = asyncio.get_running_loop().create_task(self._release())
+            elif self.gpu.config.flag("gpu.enabled"):
+                self.gpu.wake()
         self._changed()
+
+    async def _release(self) -> None:
+        """Gives the GPU's memory back: jobs get a moment to leave at a boundary of their own."""
+        reason = self.decision.reason
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.0 if self.decision.parked else GRACE_S):
+                while self.gpu.jobs:
+                    await self.news()
+        self.gpu.rest(reason)
+
+    async def released(self, seconds: float) -> bool:
+        """Waits until the GPU worker that was to be released is gone, at most so long."""
+        if self._releasing is not None:
+            await asyncio.wait([self._releasing], timeout=seconds)
+        return await self.gpu.gone(seconds)
+
+    # -- workers with nothing to do
+
+    def _look_idle(self, worker: Worker, seconds: float | None = None) -> None:
+        """Looks after `seconds` (workers.idle_s) whether the worker was idle all the time."""
+        timer = self._rests.pop(worker.kind, None)
+        if timer is not None:
+            timer.cancel()
+        if not self.stopping:
+            pause = self.config.number("workers.idle_s") if seconds is None else seconds
+            loop = asyncio.get_running_loop()
+            self._rests[worker.kind] = loop.call_later(pause, self._idle_yet, worker)
+
+    def _idle_yet(self, worker: Worker) -> None:
+        left = worker.used_at + self.config.number("workers.idle_s") - time.monotonic()
+        if worker.state != "ready" or worker.occupied or self._running[worker.kind]:
+            self._look_idle(worker)
+        elif left > 0:
+            self._look_idle(worker, left)
+        else:
+            worker.rest(IDLE)
+            self._look_idle(worker)
 
     # -- state
 
     @property
     def state(self) -> str:
         """gpu, cpu, starting or failed: what new work would get."""
-        if self.gpu.state == "ready":
-            return "gpu"
-        if self.cpu.state == "ready":
-            return "cpu"
+        order = [self.gpu, self.cpu]
+        if self.decision.device == "cpu":
+            order.reverse()
+        for worker in order:
+            if worker.state == "ready" or self._on_call(worker):
+                return worker.kind
         if any(worker.state == "starting" for worker in self.workers):
             return "starting"
         return "failed"
 
+    def _on_call(self, worker: Worker) -> bool:
+        """Does the next job start it?"""
+        return worker.state == "asleep" and not (worker is self.gpu and self.decision.release)
+
     @property
     def reason(self) -> str:
         """Why not the GPU, one sentence; "" with it."""
-        if self.gpu.state in ("ready", "starting"):
+        if self.state == "gpu":
             return ""
         if self.gpu.state == "restarting":
             return f"the GPU worker is being restarted: {self.gpu.reason}"
-        return self.gpu.reason
+        if self.gpu.state in ("absent", "disabled"):
+            return self.gpu.reason
+        if self.decision.device == "cpu" or self.decision.release:
+            return self.decision.reason
+        return "the GPU worker is starting"
 
     def check_device(self, device: str) -> None:
         """Raises DeviceLost when this device is asked for by name and is known not to be there."""
@@ -160,18 +227,32 @@ class Supervisor:
             if self.stopping:
                 raise ShuttingDown("pvrd is ending")
             self.check_device(device)
-            if device in ("gpu", "cpu"):
-                worker = self.gpu if device == "gpu" else self.cpu
-                if worker.state == "ready":
-                    return worker
-            elif self.gpu.state == "ready":
-                return self.gpu
-            elif self.gpu.state != "starting":
-                if self.cpu.state == "ready":
-                    return self.cpu
-                if self.gpu.state == "absent" and self.cpu.state in ("absent", "disabled"):
-                    raise DeviceLost(f"there is no device at all: {self.cpu.reason}")
+            if not self.decision.parked and (found := self._now(device)) is not None:
+                return found
             await self.news()
+
+    def _now(self, device: str) -> Worker | None:
+        """The worker that a job can have at this moment; one that sleeps is woken for it.
+
+        Raises:
+            DeviceLost: there is none at all.
+        """
+        gpu, cpu = self.gpu, self.cpu
+        if device in ("gpu", "cpu"):
+            return self._woken(gpu if device == "gpu" else cpu)
+        no_cpu = cpu.state in ("absent", "disabled")
+        if self.decision.device == "cpu" and not no_cpu:
+            return self._woken(cpu)
+        if gpu.state in ("ready", "starting") or self._on_call(gpu):
+            return self._woken(gpu)
+        if gpu.state in ("absent", "disabled") and no_cpu:
+            raise DeviceLost(f"there is no device at all: {cpu.reason}")
+        return self._woken(cpu)
+
+    def _woken(self, worker: Worker) -> Worker | None:
+        if self._on_call(worker):
+            worker.wake()
+        return worker if worker.state == "ready" else None
 
     async def attempt(
         self,
@@ -199,6 +280,10 @@ class Supervisor:
                     return await body(worker)
             except PlaceLost:
                 continue
+            except WorkerReleased as e:
+                if self.stopping:
+                    raise ShuttingDown("pvrd is ending") from None
+                moved(str(e))
             except FALL_BACK as e:
                 gone = self.cpu.state in ("absent", "disabled")
                 if device != "auto" or worker is not self.gpu or gone:
@@ -259,11 +344,15 @@ class Supervisor:
                 return
 
     def admit(self, waiting_of_user: int) -> None:
-        """Raises Busy when the user's queue is full and the job would have to wait."""
-        if waiting_of_user >= self.config.whole("limits.queue"):
+        """Raises Busy when the user has as many jobs as limits.queue: a further one would have to
+        wait, and the message says at which position.
+        """
+        most = self.config.whole("limits.queue")
+        if waiting_of_user >= most:
             raise Busy(
-                f"{waiting_of_user} jobs of yours wait already; {self.waiting()} wait in all, "
-                f"{self.running()} run"
+                f"{waiting_of_user} jobs of yours run or wait already, limits.queue is {most}; "
+                f"another one would be at position {self.waiting() + 1} of the queue, "
+                f"{self.running()} jobs run"
             )
 
     # -- models
@@ -315,3 +404,5 @@ class Supervisor:
             del self._uses[key]
             for worker in self.workers:
                 worker.unload(key)
+                if not worker.occupied:
+                    self._look_idle(worker, 0.0)

@@ -18,12 +18,15 @@ from typing import Any
 from pvrd import link, systemd
 from pvrd.config import Config
 from pvrd.errors import DeviceLost, PvrdError, from_name
+from pvrd.inbox import Inbox, WorkerLost, WorkerReleased
 from pvrd.models import Model
 from pvrd.workers import protocol
 
 SOFTWARE_SLICE_S, SLICE_S = 30.0, 1.0
 FIRST_SLICE_S = 10.0  # before anything was measured
 SOFTWARE_PIPELINE_S, PIPELINE_S = 120.0, 30.0
+QUIET_PINGS = 10  # a worker with nothing to do is asked so many times more rarely
+CANARY_S = 3.0  # how long its word counts
 HEALTHY_S = 60.0  # a worker that lived so long starts the back-off from the beginning
 BUSY_RETRY_S = 60.0
 ENDING_S = 1.0  # a worker that closed its socket is killed when it is not gone by then
@@ -32,50 +35,6 @@ BY_OTHERS = ("it was killed by signal 9", "it was killed by signal 15")  # says 
 MOST_KERNELS = 256
 MOST_ENDED_BY = 64  # what a hello has room for
 DEVICE_CODES = ("busy", "failed")  # that may pass
-
-
-class WorkerLost(Exception):
-    """The worker is gone; the message says how."""
-
-
-class WorkerReleased(WorkerLost):
-    """pvrd ended the worker on purpose (a hold, suspend): no fault of the job's."""
-
-
-class Inbox:
-    """Messages of one job or session from one worker."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self._queue: asyncio.Queue[dict[str, Any] | WorkerLost] = asyncio.Queue()
-        self._lost: WorkerLost | None = None
-
-    def put(self, message: dict[str, Any] | WorkerLost) -> None:
-        """Adds a message, also one of our own (`t` is then not of the protocol)."""
-        if self.worker.on_work is not None:
-            self.worker.on_work()
-        self._queue.put_nowait(message)
-
-    async def get(self) -> dict[str, Any]:
-        """The next message.
-
-        Raises:
-            WorkerLost: the worker is gone. PvrdError: it reported an error.
-        """
-        message = await self._queue.get()
-        if isinstance(message, WorkerLost):
-            self._queue.put_nowait(message)  # for the next call too
-            raise message
-        if message["t"] == "error":
-            raise from_name(message.get("error"), message.get("message", ""))
-        return message
-
-    async def expect(self, kind: str) -> dict[str, Any]:
-        """The next message of this kind; others before it are dropped."""
-        while True:
-            message = await self.get()
-            if message["t"] == kind:
-                return message
 
 
 @dataclass
@@ -106,7 +65,7 @@ class Worker:
     config: Config
     cache: str
     changed: Callable[[], None]
-    state: str = "starting"  # starting, ready, restarting, absent, disabled
+    state: str = "starting"  # starting, ready, restarting, absent, disabled, asleep
     generation: int = 0
     device: dict[str, Any] | None = None
     reason: str = ""
@@ -134,6 +93,12 @@ class Worker:
         self._ended_by: dict[str, str] = {}  # kernels over which workers ended, and how
         self._orders: dict[str, Any] = {}  # of the governor
         self.on_work: Callable[[], None] | None = None  # a job came here, or got on
+        self.on_canary: Callable[[], None] | None = None
+        self.canary: dict[str, float] = {}  # its last word: ratio, busy, slices
+        self._canary_at = 0.0
+        self.used_at = 0.0  # when it last had something to do
+        self._resting = ""  # why pvrd ended it on purpose; "" when it is to live
+        self._stir = asyncio.Event()  # the watch has to look anew
         self._restart = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -169,6 +134,51 @@ class Worker:
         if not self.enabled:
             self._set("disabled", OFF)
 
+    def rest(self, reason: str, kill: bool = False) -> None:
+        """Ends the worker on purpose and gives its memory back; none follows before wake().
+
+        Jobs in it get WorkerReleased. Its device stays known. `kill`: at once, since it may hang.
+        """
+        if not self._resting:
+            systemd.log(
+                systemd.INFO, f"the {self.kind} worker is ended: {reason}",
+                MESSAGE_ID=systemd.MESSAGE_WORKER_RESTS, PVRD_DEVICE=self.kind, PVRD_REASON=reason,
+            )  # fmt: skip
+        self._resting = reason
+        if self.state in ("ready", "starting", "restarting"):
+            self._set("asleep", reason)
+        elif self.state == "asleep":
+            self.reason = reason
+        self._on_end(reason, kill)
+        self._restart.set()  # no back-off goes on
+
+    def wake(self) -> None:
+        """Starts a worker again after rest(); also tries anew at once when there was no device."""
+        if not self._resting and self.state != "absent":
+            return
+        self._resting = ""
+        if self.state == "asleep":
+            self._set("starting")
+        self._restart.set()
+
+    async def gone(self, seconds: float) -> bool:
+        """Waits until the ended worker's process, and so its memory, is gone."""
+        process = self._process
+        if process is not None and not process.ended.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(process.ended), seconds)
+        return process is None or process.ended.done()
+
+    @property
+    def occupied(self) -> bool:
+        """Has it something to do, or models in its memory?"""
+        return bool(self._routes or self.models or self._stats)
+
+    @property
+    def jobs(self) -> int:
+        """Jobs and video sessions in it."""
+        return len(self._routes)
+
     @property
     def enabled(self) -> bool:
         """The CPU worker always; the GPU worker unless the configuration says no."""
@@ -187,10 +197,15 @@ class Worker:
                 self._set("disabled", OFF)
                 await self._restart.wait()
                 continue
+            if self._resting:
+                if self.state == "disabled":
+                    self._set("asleep", self._resting)
+                await self._restart.wait()
+                continue
             how = await self._one_life()
             lived = time.monotonic() - self._ready_at if self._ready_at else 0.0
             self._previous = {}
-            if self._restart.is_set():
+            if self._restart.is_set() or self._resting:
                 failures = 0
                 continue
             if self.state == "absent":
@@ -249,8 +264,8 @@ class Worker:
         watch = loop.create_task(self._watch())
         try:
             how = await self._end
-            if how == "it ended" and self._process is not None:
-                # It closed its end and is about to go: how it goes is its own to say.
+            if self._process is not None and (how == "it ended" or self._resting):
+                # It is about to go by itself: how it goes is its own to say.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(self._process.ended), ENDING_S)
         finally:
@@ -290,7 +305,7 @@ class Worker:
         if kill and self._process is not None:
             self._process.kill()
         self.pid = 0
-        lost = WorkerLost(reason)
+        lost = WorkerReleased(reason) if self._resting else WorkerLost(reason)
         for inbox in list(self._routes.values()):
             inbox.put(lost)
         self._routes.clear()
@@ -302,19 +317,24 @@ class Worker:
         for future in self._stats:
             future.cancel()
         self._stats.clear()
+        self.canary = {}
 
-    def _on_end(self, reason: str) -> None:
+    def _on_end(self, reason: str, kill: bool | None = None) -> None:
+        """The worker is gone, or is to go. `kill`: or else it has closed its end by itself."""
         if self._end is not None and not self._end.done():
             self._end.set_result(reason)
         # At once, not a turn later: nobody may choose a worker that is gone.
         if self.state == "ready":
             self._set("restarting", reason)
-        self._teardown(f"the {self.kind} worker is gone: {reason}", kill=reason != "it ended")
+        how = "was ended" if self._resting else "is gone"
+        kill = reason != "it ended" if kill is None else kill
+        self._teardown(f"the {self.kind} worker {how}: {reason}", kill)
 
     def _set(self, state: str, reason: str = "", code: str = "") -> None:
         self.state, self.reason, self.code = state, reason, code
-        if state != "ready" and state != "restarting":
+        if state not in ("ready", "restarting", "asleep"):
             self.device = None
+        self._stir.set()
         self.changed()
 
     # -- deadlines
@@ -338,24 +358,35 @@ class Worker:
         took = now - max(self._heard, self._said)
         self._slice = max(took, 0.95 * self._slice)
 
+    def _every(self) -> float:
+        """Seconds of silence after which it is asked. What it hangs in while nobody waits for it
+        does no harm, and an idle daemon sleeps.
+        """
+        every = self.config.number("deadlines.ping_s")
+        waited_for = self._routes or self._stats or self._busy or not self._greeted
+        loading = any(not loading.future.done() for loading in self.models.values())
+        return every if waited_for or loading else QUIET_PINGS * every
+
     async def _watch(self) -> None:
         """Pings a silent worker and ends one past its deadline."""
         loop = asyncio.get_running_loop()
         asked: float | None = None
         number = 0
-        every = self.config.number("deadlines.ping_s")
         while True:
-            pause = min(every, self.deadline() / 2)
+            self._stir.clear()
+            if not self._greeted and asked is None:
+                asked = self._heard
+            due = self._heard + self._every() if asked is None else asked + self.deadline()
+            pause = max(due - loop.time(), 0.001)
             before = loop.time()
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stir.wait(), pause)
             now = loop.time()
             if now - before > 2 * pause + 1.0 and asked is not None:
                 asked = now  # it was pvrd that slept: what came meanwhile is not read yet
             if asked is not None and self._heard > asked:
                 asked = None
-            if not self._greeted and asked is None:
-                asked = self._heard
-            if asked is None and now - self._heard >= every and self._link is not None:
+            if asked is None and now - self._heard >= self._every() and self._link is not None:
                 number += 1
                 asked = now
                 self.send({"t": "ping", "n": number})
@@ -384,6 +415,8 @@ class Worker:
             self._on_quarantine(message)
         elif kind in ("loaded", "progress"):
             self._on_loading(message)
+        elif kind == "canary":
+            self._on_canary(message)
         elif kind == "stats":
             for future in self._stats:
                 if not future.done():
@@ -425,7 +458,7 @@ class Worker:
                 self._end.set_result("it has no device")
             return
         self.device = device
-        self._ready_at = time.monotonic()
+        self._ready_at = self.used_at = time.monotonic()
         if self._orders:
             self.send({"t": "govern", **self._orders})
         self._set("ready")
@@ -446,6 +479,19 @@ class Worker:
                     PVRD_DEVICE=self.kind, PVRD_REASON=reason,
                 )  # fmt: skip
         self.changed()
+
+    def _on_canary(self, message: Mapping[str, Any]) -> None:
+        values = {key: message.get(key) for key in ("ratio", "busy", "slices")}
+        if all(isinstance(v, (int, float)) and 0 <= v < 1e9 for v in values.values()):
+            self.canary = {key: float(value) for key, value in values.items() if value is not None}
+            self._canary_at = time.monotonic()
+            if self.on_canary is not None:
+                self.on_canary()
+
+    def canary_ratio(self, now: float) -> float | None:
+        """A slice's time beside what it takes alone, if slices ran lately (time.monotonic())."""
+        fresh = self.canary and now - self._canary_at <= CANARY_S
+        return self.canary["ratio"] if fresh and self.canary["slices"] > 0 else None
 
     def _on_loading(self, message: Mapping[str, Any]) -> None:
         loading = self.models.get(str(message.get("model")))
@@ -500,9 +546,11 @@ class Worker:
         self._routes[(field_name, value)] = inbox
         if self.on_work is not None:
             self.on_work()
+        self._stir.set()
         try:
             yield inbox
         finally:
+            self.used_at = time.monotonic()
             if self._routes.get((field_name, value)) is inbox:
                 del self._routes[(field_name, value)]
 
@@ -520,6 +568,8 @@ class Worker:
             fd = model.open()
             try:
                 self.models[model.key] = loading
+                self._stir.set()
+                self.used_at = time.monotonic()
                 cache = "" if model.path.suffix == ".pvrm" else f"{self.cache}/{model.key}.pvrm"
                 self._link.send(
                     {
@@ -546,6 +596,7 @@ class Worker:
             return {}
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._stats.append(future)
+        self._stir.set()
         self.send({"t": "stats"})
         try:
             return await asyncio.wait_for(future, seconds)
