@@ -5,6 +5,7 @@ another shape, a filter. Between two steps a frame lies in host memory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import combinations_with_replacement
 from math import prod
@@ -20,8 +21,9 @@ from engine.video.bands import Source
 from engine.video.frames import Bytes, FrameFormat, empty
 from engine.video.kinds import Model, Pipeline, pipeline
 from engine.video.resample import Resampler
-from engine.video.upscale import Sink
+from engine.video.upscale import INTERPOLATED, NOBODY, Sink
 
+TRIAL_S = 0.1  # after which a trial is reckoned from what was done
 MOST = 8  # times as wide or high a result may be as what it is made of
 
 
@@ -80,6 +82,26 @@ def sizes(models: Sequence[Model], fmt: FrameFormat, out: FrameFormat) -> list[F
 def between_nbytes(formats: Sequence[FrameFormat]) -> int:
     """Bytes of the frames that lie between two steps."""
     return sum(p.nbytes for fmt in formats[1:-1] for p in fmt.planes())
+
+
+def _trial_s(step: Pipeline | Resampler) -> float:
+    """Seconds that a frame takes: a whole one, or what comes of it within TRIAL_S."""
+    source, target = empty(step.format), empty(step.out_format)
+    step.begin(source, target)
+    step.step()  # warms up
+    if not isinstance(step, Resampler):
+        step.abandon()
+        step.abandon()
+    step.begin(source, target)
+    began, count = time.perf_counter(), 0
+    while True:
+        done, count = step.step(), count + 1
+        took = time.perf_counter() - began
+        if done:
+            return took
+        if took > TRIAL_S:
+            rows = 0 if isinstance(step, Resampler) else step.rows_done
+            return took / max(rows / step.out_format.height, count / step.slices)
 
 
 class Enlarger:
@@ -171,6 +193,34 @@ class Enlarger:
         wide = last.tiling.tw * self.out_format.width / last.format.width
         return wide, last.tiling.th * self.out_format.height / last.format.height
 
+    @property
+    def part(self) -> float:
+        """How much of the frame is done, about: 0..1."""
+        if self._at >= len(self._steps):
+            return 1.0
+        inside = 0.0
+        if self._at < len(self._networks):
+            network = self._networks[self._at]
+            inside = network.rows_done / network.out_format.height
+        return (self._at + inside) / len(self._steps)
+
+    def forget(self) -> None:
+        """Gives up a frame that is under way, and what the last one left to reuse."""
+        for network in self._networks:
+            network.abandon()  # this may end a frame, the next one forgets its results
+            network.abandon()
+        self._at = len(self._steps)
+
+    def trial(self) -> float:
+        """Seconds that a frame takes, by a trial of each step. No frame may be under way.
+
+        Raises:
+            DeviceLost, OutOfMemory, Suspect: as Executable.run.
+        """
+        took = sum(_trial_s(step) for step in self._steps)
+        self.forget()
+        return took
+
     def begin(self, src: Sequence[Bytes] | Source, dst: Sequence[Bytes] | Sink) -> None:
         """A new frame; one that was under way is given up.
 
@@ -215,3 +265,62 @@ class Enlarger:
         for step in (*self._networks, self._resampler, self._quick):
             if step is not None:
                 step.close()
+
+
+class Plain:
+    """Frames by plain interpolation alone, on the CPU whatever the device. As Enlarger."""
+
+    def __init__(self, backend: Backend, fmt: FrameFormat, out: FrameFormat) -> None:
+        """Raises:
+        InvalidArgument: a size that makes no sense.
+        OutOfMemory
+        """
+        check_size(fmt, out)
+        self.format, self.out_format = fmt, out
+        own = backend if backend.info.kind == "cpu" else CpuBackend()
+        self._step = Resampler(own, fmt, out, "cubic")
+        self.made_by = np.full((1, 1), NOBODY, np.uint8)
+        self.tile_size = float(out.width), float(out.height)
+        self.frame_tiles = self.slices = 1
+        self.tiles_reused = self.tiles_cpu = 0
+        self.part = 0.0
+
+    @property
+    def executable(self) -> Executable:
+        """What it computes with."""
+        return self._step.executable
+
+    @property
+    def tiles(self) -> int:
+        return int(np.count_nonzero(self.made_by))
+
+    @property
+    def tiles_fallback(self) -> int:
+        return self.tiles
+
+    def begin(self, src: Sequence[Bytes] | Source, dst: Sequence[Bytes] | Sink) -> None:
+        """A new frame; one that was under way is given up."""
+        self._step.begin(src, dst)
+        self.made_by[:] = NOBODY
+
+    def step(self) -> bool:
+        """One slice. True when the frame is done."""
+        if done := self._step.step():
+            self.made_by[:] = INTERPOLATED
+        return done
+
+    def finish_plainly(self) -> None:
+        """The rest of the frame at once."""
+        while not self.step():
+            pass
+
+    def forget(self) -> None:
+        """Nothing is kept from frame to frame."""
+
+    def trial(self) -> float:
+        """Seconds that a frame takes, by a trial."""
+        return _trial_s(self._step)
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._step.close()

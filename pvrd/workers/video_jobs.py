@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Video sessions: frames in a ring that pvrd made, each enlarged in place, some tiles a slice.
 
-A frame that would miss its deadline is finished by plain interpolation while there is time for it.
+A session has levels: its network, smaller ones, plain interpolation. pvrd says with each frame by
+which one it is to be made. A frame that would miss its deadline is finished by plain interpolation
+while there is time for it; one that is only lent (`lease`) is given up at its deadline, and from
+then on nothing is written to its slot, since another worker may be doing it.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.backends.crosscheck import Suspect
-from engine.errors import InvalidArgument
-from engine.video.chain import Enlarger, check_size, choose
-from engine.video.frames import FrameFormat, planes_of, views
+from engine.errors import DeviceLost, InvalidArgument, PvrError
+from engine.video.chain import Enlarger, Plain, check_size, choose
+from engine.video.frames import Bytes, FrameFormat, planes_of, views
+from engine.video.upscale import Planes, as_planes
 from pvrd.workers import devices
 from pvrd.workers.models import Models
 
@@ -67,6 +71,39 @@ def tile_map(made_by: npt.NDArray[np.uint8], size: tuple[float, float]) -> str:
     return text
 
 
+class Expired(Exception):
+    """A frame's lease is over."""
+
+
+class Leased(Planes):
+    """Planes of a slot that may be written to until a time (CLOCK_MONOTONIC ns).
+
+    pvrd gives the frame to another worker then. One that was stuck meanwhile should not write when
+    it wakes up: the slot may hold the next frame. (A device may write to planes by itself; so pvrd
+    lets a slot's next frame wait for the word about its last one while there is time.)
+    """
+
+    def __init__(self, planes: Planes, until: int) -> None:
+        self.__dict__.update(planes.__dict__)
+        self._until = until
+
+    def put(self, plane: int, begin: int, rows: Bytes) -> None:
+        """Raises Expired."""
+        if time.monotonic_ns() >= self._until:
+            raise Expired
+        super().put(plane, begin, rows)
+
+
+@dataclass
+class Level:
+    """A way to make the session's frames; pipeline None: left out, and why."""
+
+    keys: list[str]  # models, none: plain interpolation
+    pipeline: Enlarger | Plain | None = None
+    why: str = ""
+    slice_s: float = 0.0  # the longest of late
+
+
 @dataclass
 class Frame:
     """A frame that pvrd handed over."""
@@ -74,6 +111,9 @@ class Frame:
     seq: int
     slot: int
     deadline: int  # CLOCK_MONOTONIC ns, 0 none
+    level: int = 0
+    fresh: bool = False  # the slots were written to by others since the session's last frame here
+    lease: bool = False  # it is given up at its deadline
     begun: bool = False
     plain: bool = False  # finished by plain interpolation
     seconds: float = 0.0  # spent on it so far
@@ -91,7 +131,7 @@ class VideoTask:
         """
         self.session = str(message["session"])
         self.priority = int(message.get("priority", DEFAULT_PRIORITY))
-        self._keys = [str(key) for key in message["models"]]
+        self.share = int(message.get("share") or 0)
         self._models = models
         self._send = send
         self._frames: deque[Frame] = deque()
@@ -110,24 +150,66 @@ class VideoTask:
         self._wished = str(message.get("precision") or "f32")
         self._mapped = bool(message.get("map"))
         pixels = self._out_format.width * self._out_format.height
-        self._slice_s, self._quick_s = 0.0, QUICK_S * pixels
+        self._quick_s = QUICK_S * pixels
         planes = planes_of(layout["in"]["planes"], fmt)
         out_planes = planes_of(layout["out"]["planes"], self._out_format)
         self._slots = [
             (views(ring, planes, slot_bytes * i), views(ring, out_planes, slot_bytes * i))
             for i in range(slots)
         ]
-        self._pipeline = self._record()
-        for key in self._keys:
-            models.acquire(key)
-        told = {"tiles": self._pipeline.frame_tiles, "precision": self._precision}
-        send({"t": "video.ready", "session": self.session, **told})
+        families = [message["models"], *(message.get("levels") or [])]
+        self._levels = [Level([str(key) for key in keys]) for keys in families]
+        self._precision = ""
+        self._last = 0  # the level of the last frame
+        takes = [self._open(level, bool(message.get("measure"))) for level in self._levels]
+        self._tell_ready(takes)
 
-    def _record(self) -> Enlarger:
+    def _open(self, level: Level, measure: bool) -> float | None:
+        """Makes a level's pipeline; seconds of a frame, by a trial. What cannot be made is left
+        out, unless it is the session's only level.
+        """
+        took = None
+        try:
+            level.pipeline = self._record(level)
+            if measure:
+                with self._models.pipelines(self.subject()):
+                    took = level.pipeline.trial()
+        except Suspect:  # the first frame meets it again
+            assert level.pipeline is not None
+            level.pipeline.forget()
+        except DeviceLost:
+            raise
+        except PvrError as e:
+            if level.pipeline is not None:
+                level.pipeline.close()
+                level.pipeline = None
+            if len(self._levels) == 1:
+                raise
+            level.why = f"{e.name}: {e}"
+            return None
+        for key in level.keys:
+            self._models.acquire(key)
+        return took
+
+    def _tell_ready(self, takes: list[float | None]) -> None:
+        made = [level.pipeline for level in self._levels if level.pipeline is not None]
+        if not made:
+            self.close()
+            raise InvalidArgument(f"There is no level to make frames by. {self._levels[0].why}")
+        told: dict[str, Any] = {"tiles": made[0].frame_tiles, "precision": self._precision}
+        if any(takes):
+            told["takes"] = takes
+        if left_out := {i: x.why for i, x in enumerate(self._levels) if x.pipeline is None}:
+            told["left_out"] = left_out
+        self._send({"t": "video.ready", "session": self.session, **told})
+
+    def _record(self, level: Level) -> Enlarger | Plain:
         models, fmt, out = self._models, self._format, self._out_format
         with models.pipelines(self.subject()):
-            chain = choose(models.family(self._keys, self._wished), fmt, out)
-            self._precision = str(chain[0].info["format"])
+            if not level.keys:
+                return Plain(models.backend, fmt, out)
+            chain = choose(models.family(level.keys, self._wished), fmt, out)
+            self._precision = self._precision or str(chain[0].info["format"])
             return Enlarger(models.backend, chain, fmt, out, *self._options)
 
     def subject(self) -> Mapping[str, str]:
@@ -149,7 +231,12 @@ class VideoTask:
         slot = int(message["slot"])
         if not 0 <= slot < len(self._slots):
             raise InvalidArgument(f"The ring has {len(self._slots)} slots, and no slot {slot}.")
-        self._frames.append(Frame(int(message["seq"]), slot, int(message.get("deadline_ns") or 0)))
+        level = int(message.get("level") or 0)
+        if not 0 <= level < len(self._levels) or self._levels[level].pipeline is None:
+            raise InvalidArgument(f"The session has no level {level}.")
+        frame = Frame(int(message["seq"]), slot, int(message.get("deadline_ns") or 0), level)
+        frame.fresh, frame.lease = bool(message.get("fresh")), bool(message.get("lease"))
+        self._frames.append(frame)
 
     def step(self) -> bool:
         """One slice of the oldest frame; says `frame.done` with the last. True: the session goes
@@ -162,7 +249,7 @@ class VideoTask:
         frame = self._frames[0]
         began = time.perf_counter()
         try:
-            if devices.doubt(self._models.backend, self._pipeline.executable) is not None:
+            if devices.doubt(self._models.backend, self._pipeline(frame).executable) is not None:
                 self._again(frame)
             return self._slice(frame, began)
         except Suspect:
@@ -170,42 +257,82 @@ class VideoTask:
             frame.seconds += time.perf_counter() - began
             return True
 
+    def _pipeline(self, frame: Frame) -> Enlarger | Plain:
+        made = self._levels[frame.level].pipeline
+        assert made is not None
+        return made
+
     def _again(self, frame: Frame) -> None:
+        level = self._levels[frame.level]
         frame.begun = False
-        self._pipeline.close()
-        self._pipeline = self._record()
+        self._pipeline(frame).close()
+        level.pipeline = self._record(level)
 
     def _slice(self, frame: Frame, began: float) -> bool:
-        pipeline = self._pipeline
+        pipeline, level = self._pipeline(frame), self._levels[frame.level]
+        if frame.lease and time.monotonic_ns() >= frame.deadline:
+            return self._give_up(frame)
         if not frame.begun:
-            frame.begun = True
-            pipeline.begin(*self._slots[frame.slot])
-        if frame.deadline and self._late(frame.deadline):
+            self._begin(frame, pipeline)
+        if frame.deadline and not frame.lease and self._late(frame.deadline, level):
             frame.plain = True
             pipeline.finish_plainly()
             done, self._quick_s = True, time.perf_counter() - began
+            level.slice_s *= 0.9  # or one long slice would be the last one ever
         else:
-            done = pipeline.step()
+            try:
+                done = pipeline.step()
+            except Expired:
+                return self._give_up(frame)
             # A slice takes about as long as the longest of late.
-            self._slice_s = max(time.perf_counter() - began, 0.9 * self._slice_s)
+            level.slice_s = max(time.perf_counter() - began, 0.9 * level.slice_s)
         frame.seconds += time.perf_counter() - began
         if done:
             self._frames.popleft()
             self._done(frame)
         return True
 
-    def _late(self, deadline: int) -> bool:
+    def _begin(self, frame: Frame, pipeline: Enlarger | Plain) -> None:
+        if frame.fresh or frame.level != self._last:
+            pipeline.forget()  # where its last frame's result was may be another's now
+        self._last = frame.level
+        frame.begun = True
+        source, target = self._slots[frame.slot]
+        if not frame.lease:
+            pipeline.begin(source, target)
+            return
+        out = self._out_format
+        planes = as_planes(target, out.planes(), out.sample_bytes)
+        pipeline.begin(source, Leased(planes, frame.deadline))
+
+    def _give_up(self, frame: Frame) -> bool:
+        """Another worker does it now."""
+        pipeline = self._pipeline(frame)
+        part = pipeline.part if frame.begun else 0.0
+        pipeline.forget()
+        self._frames.popleft()
+        self._send(
+            {
+                "t": "frame.done", "session": self.session, "seq": frame.seq, "slot": frame.slot,
+                "level": frame.level, "given_up": True, "part": round(part, 4),
+                "ms": round(frame.seconds * 1000, 3),
+            }
+        )  # fmt: skip
+        return True
+
+    def _late(self, deadline: int, level: Level) -> bool:
         """Would another slice leave too little time for plain interpolation?"""
         left_s = (deadline - time.monotonic_ns()) / 1e9
-        return left_s < self._slice_s + self._quick_s
+        return left_s < level.slice_s + self._quick_s
 
     def _done(self, frame: Frame) -> None:
-        pipeline = self._pipeline
+        pipeline = self._pipeline(frame)
         message: dict[str, Any] = {
             "t": "frame.done",
             "session": self.session,
             "seq": frame.seq,
             "slot": frame.slot,
+            "level": frame.level,
             "status": DEGRADED if frame.plain or pipeline.tiles_fallback else OK,
             "ms": round(frame.seconds * 1000, 3),
             "tiles": pipeline.tiles,
@@ -220,6 +347,9 @@ class VideoTask:
     def close(self) -> None:
         self._frames.clear()
         self._slots.clear()  # the ring is unmapped with the last view of it
-        self._pipeline.close()
-        for key in self._keys:
-            self._models.release(key)
+        for level in self._levels:
+            if level.pipeline is not None:
+                level.pipeline.close()
+                level.pipeline = None
+                for key in level.keys:
+                    self._models.release(key)

@@ -7,6 +7,7 @@ import fcntl
 import io
 import mmap
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,8 +20,9 @@ from PIL import Image
 from engine.backends.cpu import CpuBackend
 from engine.video.frames import FrameFormat, empty, samples, views
 from engine.video.network import VideoModel
-from engine.video.upscale import VideoPipeline
+from engine.video.upscale import Planes, VideoPipeline
 from pvrd.video_layout import Format, Layout, lay_out
+from pvrd.workers.video_jobs import Expired, Leased
 from tests.workers.conftest import ROOT, Peer
 
 Start = Callable[..., Peer]
@@ -116,6 +118,72 @@ def test_precision_is_the_sessions_own(worker: Peer, ring: Ring) -> None:
     rough, exact = ring.get(0), ring.expected(0)
     assert not same(rough, exact)
     assert max(np.abs(a.astype(int) - b).max() for a, b in zip(rough, exact, strict=True)) < 16
+
+
+BALANCED = ROOT / "engine/video/models/nsr-balanced.pvrm"
+
+
+def test_a_session_has_levels(worker: Peer, ring: Ring) -> None:
+    worker.load(BALANCED, key="b", kind="video")
+    given = ring.message(models=["b"], levels=[["m"], ["nothing"], []], measure=True)
+    worker.send("video.open", [ring.fd], **given)
+    ready = worker.expect("video.ready")
+    assert ready["left_out"] == {"2": "UnknownModel: The model is not loaded."}
+    assert [took is None or took > 0 for took in ready["takes"]] == [True] * 4
+    assert [took is None for took in ready["takes"]] == [False, False, True, False]
+    found = []
+    for seq, level in enumerate((0, 1, 3, 1, 1)):
+        ring.put(seq % SLOTS, 7)
+        worker.send("frame", session="v", seq=seq, slot=seq % SLOTS, level=level, deadline_ns=0)
+        done = worker.expect("frame.done")
+        assert done["level"] == level
+        assert (done["status"], done["tiles_fallback"]) == ((1, 1) if level == 3 else (0, 0))
+        # What another level wrote since is nobody's result to reuse.
+        assert bool(done["tiles_reused"]) == (seq == 4)
+        found.append(ring.get(seq % SLOTS))
+    assert same(found[1], ring.expected(1))
+    assert same(found[3], found[1])
+    assert same(found[4], found[1])
+    assert not same(found[0], found[1])
+    assert not same(found[2], found[1])
+    worker.send("frame", session="v", seq=9, slot=0, level=2, deadline_ns=0)
+    assert "no level 2" in worker.error()["message"]
+
+
+def test_what_others_wrote_is_not_reused(worker: Peer, ring: Ring) -> None:
+    worker.send("video.open", [ring.fd], **ring.message())
+    reused = []
+    for seq, fresh in enumerate((False, False, True)):
+        ring.put(0, 7)
+        worker.send("frame", session="v", seq=seq, slot=0, deadline_ns=0, fresh=fresh)
+        reused.append(worker.expect("frame.done")["tiles_reused"] > 0)
+    assert reused == [False, True, False]
+
+
+def test_a_lent_frame_is_given_up_at_its_deadline(worker: Peer, ring: Ring) -> None:
+    worker.send("video.open", [ring.fd], **ring.message())
+    worker.expect("video.ready")
+    ring.put(0, 0)
+    before = ring.get(0)
+    worker.send("frame", session="v", seq=1, slot=0, deadline_ns=1, lease=True)  # over already
+    done = worker.expect("frame.done")
+    assert done["given_up"]
+    assert done["part"] == 0
+    assert same(ring.get(0), before)
+    far = time.monotonic_ns() + 10**11
+    worker.send("frame", session="v", seq=2, slot=0, deadline_ns=far, lease=True)
+    assert "given_up" not in worker.expect("frame.done")
+    assert same(ring.get(0), ring.expected(0))
+
+
+def test_nothing_is_put_where_a_lease_is_over() -> None:
+    plane = np.zeros((4, 64), np.uint8)
+    rows = np.ones((2, 64), np.uint8)
+    Leased(Planes([plane], [8]), time.monotonic_ns() + 10**12).put(0, 1, rows)
+    assert plane.sum() == 16
+    with pytest.raises(Expired):
+        Leased(Planes([plane], [8]), time.monotonic_ns()).put(0, 3, rows)
+    assert plane.sum() == 16
 
 
 def test_text_goes_on_beside_video_with_deadlines(worker: Peer, ring: Ring, tiny: Path) -> None:
