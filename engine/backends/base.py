@@ -65,11 +65,29 @@ class WeightSet(Protocol):
     def close(self) -> None: ...
 
 
+LARGE = 64 << 10  # bytes of an input or output from which on it is worth a way of its own
+COUNTERS = (
+    "submissions",
+    "dispatches",
+    "bytes_uploaded",
+    "bytes_read_back",
+    "copies",
+    "bytes_copied",
+    "bytes_direct",
+)
+
+# Outputs to the host: of each buffer the first bytes, as many as its array has (uint8, contiguous).
+Into = Mapping[str, Array]
+NOWHERE: Into = MappingProxyType({})
+
+
 class Executable(Protocol):
     """A Program recorded on a device, with buffers of its own for everything but weights."""
 
     def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
-        """Host to a params or input buffer."""
+        """Host to a params or input buffer. What lies in adopted memory (Backend.adopt) may be read
+        with the next slice alone, and has to stay as it is until then.
+        """
 
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         """An output (or, for tests, any) buffer to the host: uint8 array, a copy."""
@@ -79,12 +97,16 @@ class Executable(Protocol):
         slice changes it, and it may be written to.
         """
 
-    def run(self, *sequences: str) -> RunStats:
-        """One slice: the sequences in order, one submission or one C call.
+    def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
+        """One slice: the sequences in order, one submission or one C call; then outputs as by
+        `fetch`, in the same submission.
 
         Raises:
             DeviceLost: the device reported loss or did not finish within the backend's deadline.
         """
+
+    def fetch(self, into: Into) -> None:
+        """Outputs to the host, straight where the device can write to it (Backend.adopt)."""
 
     def close(self) -> None: ...
 
@@ -93,6 +115,12 @@ class Executable(Protocol):
 # buffer). The lender has to outlive the borrower.
 Lent = Mapping[str, tuple[Any, str]]
 NOTHING: Lent = MappingProxyType({})
+
+
+class Adopted(Protocol):
+    """Host memory that the device copies from and to as it lies, until it is closed."""
+
+    def close(self) -> None: ...
 
 
 class Backend(Protocol):
@@ -112,7 +140,16 @@ class Backend(Protocol):
             OutOfMemory: with figures. PvrError subclasses only.
         """
 
+    def adopt(self, memory: Array) -> Adopted | None:
+        """Makes host memory known to the device (a frame ring, mapped): what executables write
+        from there and fetch to it is then not copied by the host. None where the driver cannot, or
+        where nothing would be gained.
+        """
+
     def counters(self) -> dict[str, int]:
-        """submissions, dispatches, bytes_uploaded, bytes_read_back since opening."""
+        """submissions, dispatches, bytes_uploaded, bytes_read_back since opening; of large inputs
+        and outputs `copies` that the host made and their `bytes_copied`, and `bytes_direct` that
+        the device took from adopted memory, or put there.
+        """
 
     def close(self) -> None: ...

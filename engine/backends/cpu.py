@@ -19,7 +19,18 @@ from typing import Any
 import numpy as np
 
 import kernels
-from engine.backends.base import NOTHING, Array, DeviceInfo, Lent, Limits, RunStats
+from engine.backends.base import (
+    COUNTERS,
+    LARGE,
+    NOTHING,
+    NOWHERE,
+    Array,
+    DeviceInfo,
+    Into,
+    Lent,
+    Limits,
+    RunStats,
+)
 from engine.errors import InvalidArgument, OutOfMemory, PvrError
 from engine.program import Program
 
@@ -218,6 +229,7 @@ class HostExecutable:
             raise InvalidArgument(f"{buffer!r} is a weight")
         target[:] = source
         self._counters["bytes_uploaded"] += source.nbytes
+        self._copied(buffer, source.nbytes)
 
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         self._counters["bytes_read_back"] += nbytes
@@ -225,6 +237,17 @@ class HostExecutable:
 
     def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         return self._range(buffer, nbytes, offset)
+
+    def fetch(self, into: Into) -> None:
+        for name, target in into.items():
+            target.reshape(-1)[:] = self._range(name, target.nbytes, 0)
+            self._counters["bytes_read_back"] += target.nbytes
+            self._copied(name, target.nbytes)
+
+    def _copied(self, buffer: str, nbytes: int) -> None:
+        if self.program.buffers[buffer].nbytes >= LARGE:
+            self._counters["copies"] += 1
+            self._counters["bytes_copied"] += nbytes
 
     def close(self) -> None:
         self._buffers = None
@@ -268,7 +291,7 @@ class CpuExecutable(HostExecutable):
                 row["buf"][i] = self.view(b.buffer).ctypes.data + b.offset
         return out
 
-    def run(self, *sequences: str) -> RunStats:
+    def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
         self.view("params")  # a closed executable runs nothing
         calls = self._slices.get(sequences)
         if calls is None:
@@ -285,6 +308,7 @@ class CpuExecutable(HostExecutable):
             raise PvrError(f"the kernels refused a slice: {_STATUS.get(status, status)}")
         self._counters["submissions"] += 1
         self._counters["dispatches"] += len(calls)
+        self.fetch(into)
         return RunStats(wall_s=wall)
 
     def close(self) -> None:
@@ -297,9 +321,7 @@ class CpuBackend:
 
     def __init__(self, threads: int = 0) -> None:
         self.threads = threads if threads > 0 else usable_cpus()
-        self._counters = dict.fromkeys(
-            ("submissions", "dispatches", "bytes_uploaded", "bytes_read_back"), 0
-        )
+        self._counters = dict.fromkeys(COUNTERS, 0)
         self.info = DeviceInfo(
             kind="cpu",
             name=_cpu_name(),
@@ -317,6 +339,9 @@ class CpuBackend:
 
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> CpuExecutable:
         return CpuExecutable(self._counters, program, weights, self.threads, lent)
+
+    def adopt(self, memory: Array) -> None:
+        """Nothing: kernels compute from cached copies of a band."""
 
     def counters(self) -> dict[str, int]:
         return dict(self._counters)

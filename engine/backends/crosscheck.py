@@ -17,9 +17,12 @@ import numpy as np
 import kernels
 from engine.backends.base import (
     NOTHING,
+    NOWHERE,
+    Adopted,
     Array,
     Backend,
     Executable,
+    Into,
     Lent,
     RunStats,
     WeightSet,
@@ -111,6 +114,9 @@ class CheckedBackend:
         )
         return CheckedExecutable(self, program, made, weights.blobs if checked else {})
 
+    def adopt(self, memory: Array) -> Adopted | None:
+        return self.inner.adopt(memory)
+
     def counters(self) -> dict[str, int]:
         counters = dict(self.inner.counters())
         counters["bytes_read_back"] -= self.copied
@@ -151,11 +157,14 @@ class CheckedExecutable:
     def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         return self._inner.look(buffer, nbytes, offset)
 
+    def fetch(self, into: Into) -> None:
+        self._inner.fetch(into)
+
     def close(self) -> None:
         self._blobs = {}
         self._inner.close()
 
-    def run(self, *sequences: str) -> RunStats:
+    def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
         """As Executable.run.
 
         Raises:
@@ -163,12 +172,12 @@ class CheckedExecutable:
         """
         backend = self._backend
         if backend.rate <= 0:
-            return self._inner.run(*sequences)
+            return self._inner.run(*sequences, into=into)
         if any(name not in self.program.sequences for name in sequences):
             return self._inner.run(*sequences)  # which has the words for it
         sampled = backend.rng.random() < backend.rate
         if not sampled and sequences in self._known:
-            return self._inner.run(*sequences)
+            return self._inner.run(*sequences, into=into)
         calls = [c for name in sequences for c in self.program.sequences[name]]
         new: dict[tuple[str, str, bytes], int] = {}
         for i, c in enumerate(calls):
@@ -177,7 +186,7 @@ class CheckedExecutable:
         self._known.add(sequences)
         apart = sorted(new.values()) or ([self._pick(calls)] if sampled and calls else [])
         if not apart:
-            return self._inner.run(*sequences)
+            return self._inner.run(*sequences, into=into)
         checks = {i: _Check(self, calls[i]) for i in apart}
         if new:
             backend.announce(True)
@@ -188,6 +197,7 @@ class CheckedExecutable:
         self._judge(checks.values())
         if new:
             backend.announce(False)
+        self._inner.fetch(into)
         return stats
 
     def _judge(self, checks: Iterable[_Check]) -> None:

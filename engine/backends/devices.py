@@ -134,12 +134,17 @@ class MemoryType:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory types for each use. `device` is mapped too when `unified`."""
+    """Memory types for each use. `device` is mapped too when `unified`.
+
+    `apart`: what the host reads well is not the device's own (it lies beyond a bus): large inputs
+    and outputs belong into `device`, with copies by the device.
+    """
 
     unified: bool
     device: MemoryType
     upload: MemoryType  # the host writes (params, inputs, staging)
     readback: MemoryType  # the host reads
+    apart: bool = False
 
 
 def plan_memory(types: Sequence[MemoryType], force_staging: bool = False) -> MemoryPlan:
@@ -159,7 +164,8 @@ def plan_memory(types: Sequence[MemoryType], force_staging: bool = False) -> Mem
     readback = max(coherent, key=lambda t: (t.cached, not t.device_local, -t.index))
     if shared and not force_staging:
         device = shared[0]
-        return MemoryPlan(True, device, device, readback if readback.cached else device)
+        back = readback if readback.cached else device
+        return MemoryPlan(True, device, device, back, not back.device_local)
     device = next(t for t in local if t.heap_bytes == largest)
     upload = max(coherent, key=lambda t: (not t.device_local, t.heap_bytes, -t.index))
-    return MemoryPlan(False, device, upload, readback)
+    return MemoryPlan(False, device, upload, readback, True)

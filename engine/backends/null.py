@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 import kernels
-from engine.backends.base import NOTHING, Array, DeviceInfo, Lent, Limits, RunStats
+from engine.backends.base import (
+    COUNTERS,
+    NOTHING,
+    NOWHERE,
+    Array,
+    DeviceInfo,
+    Into,
+    Lent,
+    Limits,
+    RunStats,
+)
 from engine.backends.cpu import CpuWeights, HostExecutable
 from engine.errors import DeviceLost, InvalidArgument
 from engine.program import Call, Program
@@ -50,7 +60,7 @@ class NullExecutable(HostExecutable):
             contract.unpack(call.push),
         )
 
-    def run(self, *sequences: str) -> RunStats:
+    def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
         if missing := [s for s in sequences if s not in self.program.sequences]:
             raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
         self.view("params")  # a closed executable runs nothing
@@ -63,6 +73,7 @@ class NullExecutable(HostExecutable):
                 if self._reference:
                     self._call(call)
                 self._counters["dispatches"] += 1
+        self.fetch(into)
         return RunStats(wall_s=time.perf_counter() - started)
 
 
@@ -76,9 +87,7 @@ class NullBackend:
     ) -> None:
         self.reference = reference
         self.lose_at = lose_at
-        self._counters = dict.fromkeys(
-            ("submissions", "dispatches", "bytes_uploaded", "bytes_read_back"), 0
-        )
+        self._counters = dict.fromkeys(COUNTERS, 0)
         self.info = DeviceInfo(
             kind="null",
             name="null",
@@ -95,6 +104,9 @@ class NullBackend:
             return 0 < self.lose_at <= self._counters["submissions"]
 
         return NullExecutable(self._counters, program, weights, self.reference, lost, lent)
+
+    def adopt(self, memory: Array) -> None:
+        """Nothing."""
 
     def counters(self) -> dict[str, int]:
         return dict(self._counters)

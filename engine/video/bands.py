@@ -7,6 +7,7 @@ some a slice; its rows come back once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -88,19 +89,21 @@ class Bands:
             self.executable.write(f"in{i}", source.rows(i, low, high))
         self._planes_done = not self._apart
 
-    def run(self, column: int, count: int) -> None:
+    def run(self, column: int, count: int, into: Sequence[Bytes] = ()) -> None:
         """A slice: `count` tiles (at most tiling.batch) from a column on; with a band's first slice
-        also the planes that no tile has a part of.
+        also the planes that no tile has a part of. `into`: where the band's rows of each enlarged
+        plane go then, as `rows` would give them.
 
         Raises:
             DeviceLost, OutOfMemory: as Executable.run.
         """
         self._words[video.N_TILES], self._words[video.COL0] = count, column
         self.executable.write("params", self._words)
+        outputs = {f"out{i}": rows for i, rows in enumerate(into)}
         if self._planes_done:
-            self.executable.run("tiles")
+            self.executable.run("tiles", into=outputs)
         else:
-            self.executable.run("tiles", "planes")
+            self.executable.run("tiles", "planes", into=outputs)
             self._planes_done = True
 
     def rows(self, band: int, plane: int) -> Bytes:

@@ -117,6 +117,7 @@ class VideoPipeline:
         self._before: Sequence[Bytes] = ()  # where the last frame's results are
         self._band = 0
         self._todo: list[tuple[int, int]] | None = None
+        self._placed: list[Bytes] = []  # rows of the sink that have the band's results already
         self._wanted = np.ones((self.tiling.bands, self.tiling.columns), bool)
         self.made_by = np.zeros_like(self._wanted, np.uint8)
 
@@ -189,10 +190,13 @@ class VideoPipeline:
         while self._source is not None and self._sink is not None:
             if self._todo is None:
                 self._todo = self._runs(self._wanted[self._band])
+                self._placed = []
                 if self._todo:
                     self._bands.load(self._band, self._source)
             if self._todo:
-                self._bands.run(*self._todo.pop(0))
+                column, count = self._todo.pop(0)
+                self._placed = [] if self._todo else self._places(self._sink)
+                self._bands.run(column, count, self._placed)
                 if self._todo:
                     return False
             computed = bool(self._wanted[self._band].any())
@@ -211,20 +215,34 @@ class VideoPipeline:
             for at in range(int(first), int(end), batch)
         ]
 
+    def _places(self, sink: Sink) -> list[Bytes]:
+        """The sink's own rows for a band whose results can go there at once. Not where results of
+        the frame before lie there that are still needed.
+        """
+        if not isinstance(sink, Planes):
+            return []
+        if sink.planes is self._before and not self._wanted[self._band].all():
+            return []
+        spans = [self._bands.out_span(self._band, i) for i in range(len(self.format.roles))]
+        rows = [plane[slice(*span)] for plane, span in zip(sink.planes, spans, strict=True)]
+        return rows if all(r.flags.c_contiguous for r in rows) else []
+
     def _leave(self, source: Source, sink: Sink) -> None:
         """The band is done: its rows go to the sink."""
         band, wanted = self._band, self._wanted[self._band]
         made_by = self.made_by[band]
         made_by[:] = np.where(wanted, self._own, REUSED)
         if wanted.any():
-            planes = [self._bands.rows(band, i) for i in range(len(self.format.roles))]
+            count = len(self.format.roles)
+            planes = self._placed or [self._bands.rows(band, i) for i in range(count)]
             self._check(source, planes, np.flatnonzero(wanted))
             for i, rows in enumerate(planes):
                 begin, end = self._bands.out_span(band, i)
                 for tile in np.flatnonzero(~wanted).tolist():
                     own = self._bands.own(i, tile)
                     rows[:, own] = self._before[i][begin:end, own]
-                sink.put(i, begin, rows)
+                if not self._placed:
+                    sink.put(i, begin, rows)
         elif not (isinstance(sink, Planes) and sink.planes is self._before):
             for i in range(len(self.format.roles)):
                 begin, end = self._bands.out_span(band, i)

@@ -30,7 +30,18 @@ from typing import Any
 
 import numpy as np
 
-from engine.backends.base import NOTHING, Array, Backend, Executable, Lent, RunStats, WeightSet
+from engine.backends.base import (
+    NOTHING,
+    NOWHERE,
+    Adopted,
+    Array,
+    Backend,
+    Executable,
+    Into,
+    Lent,
+    RunStats,
+    WeightSet,
+)
 from engine.errors import DeviceLost
 from engine.program import Program
 from pvrd import fault_words
@@ -96,6 +107,9 @@ class FaultyBackend:
         made = self._inner.executable(program, weights, inner_lent)
         return FaultyExecutable(made, self._faults)
 
+    def adopt(self, memory: Array) -> Adopted | None:
+        return self._inner.adopt(memory)
+
     def counters(self) -> dict[str, int]:
         return self._inner.counters()
 
@@ -127,7 +141,13 @@ class FaultyExecutable:
             return np.full_like(data, 0xFF)  # all bits set is NaN in f16 and f32
         return data
 
-    def run(self, *sequences: str) -> RunStats:
+    def fetch(self, into: Into) -> None:
+        self._inner.fetch(into)
+        if self._faults.due("nan"):
+            for target in into.values():
+                target[:] = 0xFF
+
+    def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
         faults = self._faults
         faults.submissions += 1
         if faults.due("device_lost"):
@@ -138,7 +158,9 @@ class FaultyExecutable:
             signal.pause()
         if "slow" in faults.at:
             time.sleep(faults.at["slow"] / 1000)
-        return self._inner.run(*sequences)
+        stats = self._inner.run(*sequences)
+        self.fetch(into)
+        return stats
 
     def close(self) -> None:
         self._inner.close()

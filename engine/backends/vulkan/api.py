@@ -25,7 +25,7 @@ from engine.backends.devices import (
     NoDevice,
     why_none,
 )
-from engine.backends.vulkan import features
+from engine.backends.vulkan import features, imports
 from engine.backends.vulkan.counters import Counter, Counters
 from engine.backends.vulkan.draws import Draws
 from engine.backends.vulkan.timer import Timer
@@ -202,6 +202,17 @@ class Placed:
     address: int = 0
 
 
+@dataclass(frozen=True)
+class Copy:
+    """Bytes from one buffer to another."""
+
+    source: Placed
+    at: int
+    target: Placed
+    to: int
+    nbytes: int
+
+
 @dataclass
 class _Piece:
     """One allocation: the buffers in it with their offsets."""
@@ -327,6 +338,20 @@ class Device:
                 address = self._address(handle) if self._addressed else 0
                 out[name] = Placed(handle, sizes[name], part, address)
         return out
+
+    def adopt(self, stack: ExitStack, memory: Array) -> Any:
+        """A buffer for copies over memory of the host, which has to outlive `stack`.
+
+        Raises:
+            PvrError: the driver has no way for it, or does not take this memory.
+        """
+        pd = self._where[1]
+        if "host_memory" not in self.info.features:
+            raise PvrError(f"{self.info.name} does not import memory of the host")
+        each = imports.alignment(vk, pd)
+        if memory.ctypes.data % each or memory.nbytes % each:
+            raise PvrError(f"memory is imported in multiples of {each} bytes")
+        return imports.host(vk, _call, stack, self._dev, memory, memory_types(pd))
 
     def _address(self, buffer: Any) -> int:
         """Where shaders find a buffer. (The package's own call gives back what it was asked.)"""
@@ -546,6 +571,23 @@ class Device:
             dstAccessMask=reads.get(after, shader) | more,
         )
         vk.vkCmdPipelineBarrier(cmd, before, after, 0, 1, [memory], 0, None, 0, None)
+
+    def carry(self, cmd: Any, copies: Sequence[Copy], up: bool) -> None:
+        """Records copies that do not meet one another: `up`, to what is dispatched next; else of
+        what was, to the host. It may be recorded anew.
+        """
+        compute, transfer = (
+            vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
+            vk.VK_PIPELINE_STAGE_TRANSFER_BIT,
+        )
+        begin = vk.VkCommandBufferBeginInfo()
+        _call("vkBeginCommandBuffer", vk.vkBeginCommandBuffer, cmd, begin)
+        self._barrier(cmd, compute, transfer)
+        for c in copies:
+            region = vk.VkBufferCopy(c.at, c.to, c.nbytes)
+            vk.vkCmdCopyBuffer(cmd, c.source.handle, c.target.handle, 1, [region])
+        self._barrier(cmd, transfer, compute if up else vk.VK_PIPELINE_STAGE_HOST_BIT)
+        _call("vkEndCommandBuffer", vk.vkEndCommandBuffer, cmd)
 
     def copying(
         self, source: Placed, at: int, target: Placed, to: int, nbytes: int, times: int = 1

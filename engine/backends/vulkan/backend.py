@@ -17,10 +17,11 @@ import numpy as np
 
 import kernels
 from engine.backends import profiles, selftest, speed
-from engine.backends.base import NOTHING, Array, Lent
+from engine.backends.base import COUNTERS, NOTHING, Array, Lent
 from engine.backends.devices import MemoryType, Verdict, judge, plan_memory, why_none
 from engine.backends.gate import misfit
 from engine.backends.vulkan import api
+from engine.backends.vulkan.ferry import Adoption
 from engine.backends.vulkan.recording import Pipeline, VulkanExecutable, VulkanWeights
 from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.program import Program
@@ -80,11 +81,11 @@ class VulkanBackend:
         lowered = profiles.wanted(profile)
         self.lose_at = lose_at
         self._report: Report = lambda what, name, reason: None
-        names = ("submissions", "dispatches", "bytes_uploaded", "bytes_read_back")
-        self._counters = dict.fromkeys(names, 0)
+        self._counters = dict.fromkeys(COUNTERS, 0)
         self._pipelines: dict[tuple[str, str], Pipeline] = {}
         self._layouts: dict[tuple[int, int], api.Layout] = {}
         self._live: set[VulkanExecutable | VulkanWeights] = set()
+        self._adopted: list[Adoption] = []
         self._lost = ""
         self._pending = self._hung = self._testing = False
         self._lock = threading.RLock()  # a queue belongs to one thread at a time
@@ -121,12 +122,29 @@ class VulkanBackend:
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> VulkanExecutable:
         return VulkanExecutable(self, program, weights, lent)
 
+    def adopt(self, memory: Array) -> Adoption | None:
+        if not self._plan.apart:
+            return None  # the host's own copy to and from such memory is as good
+        with suppress(PvrError), self._lock:
+            return Adoption(self, memory)
+        return None
+
+    def adopted(self, memory: Array) -> tuple[api.Placed, int] | None:
+        """The buffer over adopted memory and where in it an array begins; None: it lies elsewhere,
+        or not in one piece.
+        """
+        begin = memory.ctypes.data if self._adopted else 0
+        for one in self._adopted:
+            if one.begin <= begin and begin + memory.nbytes <= one.end:
+                return (one.placed, begin - one.begin) if memory.flags.c_contiguous else None
+        return None
+
     def counters(self) -> dict[str, int]:
         return dict(self._counters)
 
     def close(self) -> None:
         """Frees all, executables and weights that are still open too."""
-        for thing in list(self._live):
+        for thing in [*self._live, *self._adopted]:
             thing.close()
         self._pipelines, self._layouts, self._staging = {}, {}, None
         self._release(self._stack)
@@ -282,8 +300,9 @@ class VulkanBackend:
     # --- memory
 
     def _place(self, stack: ExitStack, sizes: Mapping[str, int], use: str) -> dict[str, api.Placed]:
-        kind: MemoryType = getattr(self._plan, use)
-        mapped = use != "device" or self._plan.unified
+        """Buffers in memory of a use: those of MemoryPlan, or `apart`, which is not mapped."""
+        kind: MemoryType = getattr(self._plan, "device" if use == "apart" else use)
+        mapped = use != "apart" and (use != "device" or self._plan.unified)
         return self._device.place(stack, sizes, kind, mapped)
 
     def _stage(self) -> tuple[api.Placed, Array]:

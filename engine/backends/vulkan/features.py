@@ -33,6 +33,8 @@ COUNTERS = {"performanceCounterQueryPools": "counters"}
 INT_DOT_EXTENSION = "VK_KHR_shader_integer_dot_product"
 COOPMAT_EXTENSION = "VK_KHR_cooperative_matrix"
 COUNTERS_EXTENSION = "VK_KHR_performance_query"
+# Extensions that need no struct to turn them on.
+PLAIN = {"host_memory": "VK_EXT_external_memory_host"}
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,9 @@ def query(
             if getattr(struct, field) and (allowed is None or name in allowed)
         }
 
-    have: set[str] = set()
-    extensions: list[str] = []
+    plainly = [n for n, e in PLAIN.items() if e in there and (allowed is None or n in allowed)]
+    extensions = [PLAIN[name] for name in plainly]
+    have = set(plainly)
     chain: list[Any] = []
     for struct, (make, names, extension) in zip(asked, known, strict=True):
         fields = on(struct, names)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from engine.backends.base import NOTHING, Array, Lent, RunStats
+from engine.backends.base import LARGE, NOTHING, NOWHERE, Array, Into, Lent, RunStats
 from engine.backends.cpu import as_bytes
 from engine.backends.gate import Range, call_misfit
 from engine.backends.vulkan import api
+from engine.backends.vulkan.ferry import Ferry
 from engine.backends.vulkan.hazards import Hazards
 from engine.errors import InvalidArgument
 from engine.program import Buffer, Call, Program
@@ -103,7 +104,7 @@ class VulkanExecutable:
         self.program = program
         self._backend = backend
         self._weights = weights  # recordings point into them
-        self._submissions: dict[tuple[str, ...], Any] = {}
+        self._submissions: dict[tuple[tuple[str, ...], int, int], Any] = {}
         self._dispatches: dict[str, list[api.Dispatch]] = {}
         self._singles: dict[str, list[Any]] = {}
         self._closed = False
@@ -114,12 +115,14 @@ class VulkanExecutable:
         with ExitStack() as stack:
             self._buffers = self._allocate(stack, lent)
             self._recorded = self._record(stack)
+            stack.push(self._ferry.stack)
             self._stack = stack.pop_all()
         backend._live.add(self)
 
     def _allocate(self, stack: ExitStack, lent: Lent) -> dict[str, api.Placed]:
         where = {"params": "upload", "input": "upload", "output": "readback"}
-        own: dict[str, dict[str, int]] = {"device": {}, "upload": {}, "readback": {}}
+        uses = ("device", "upload", "readback", "apart")
+        own: dict[str, dict[str, int]] = {use: {} for use in uses}
         out: dict[str, api.Placed] = {}
         for buf in self.program.buffers.values():
             if buf.name in lent:
@@ -127,7 +130,9 @@ class VulkanExecutable:
                 out[buf.name], _ = lender._range(name, buf.nbytes, 0)
                 continue
             if buf.kind != "weight":
-                own[where.get(buf.kind, "device")][buf.name] = buf.nbytes
+                use = where.get(buf.kind, "device")
+                far = self._backend._plan.apart and buf.kind in ("input", "output")
+                own["apart" if far and buf.nbytes >= LARGE else use][buf.name] = buf.nbytes
                 continue
             placed = self._weights.buffers.get(buf.name)
             if placed is None or placed.nbytes < buf.nbytes:
@@ -141,6 +146,7 @@ class VulkanExecutable:
             for placed in made.values():
                 self._backend._zero(placed)
             out |= made
+        self._ferry = Ferry(self._backend, {name: out[name] for name in own["apart"]})
         return out
 
     def _record(self, stack: ExitStack) -> dict[str, Any]:
@@ -240,29 +246,69 @@ class VulkanExecutable:
         placed, buf = self._range(buffer, source.nbytes, offset)
         if buf.kind == "weight":
             raise InvalidArgument(f"{buffer!r} is a weight")
-        self._backend._upload(placed, source, offset)
+        if buffer not in self._ferry:
+            self._backend._upload(placed, source, offset)
+            self._copied(buffer, source.nbytes)
+        elif not self._ferry.write(buffer, source, offset):
+            self._send()
+            self._ferry.write(buffer, source, offset)
+
+    def _copied(self, buffer: str, nbytes: int) -> None:
+        if self.program.buffers[buffer].nbytes >= LARGE:
+            self._backend._counters["copies"] += 1
+            self._backend._counters["bytes_copied"] += nbytes
+
+    def _send(self) -> None:
+        """Brings what was written to the device without a slice."""
+        self._submit(self._ferry.command(self._ferry.uploads()), count=False)
 
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         placed, _ = self._range(buffer, nbytes, offset)
+        self._send()
         return self._backend._download(placed, nbytes, offset)
 
     def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         placed, buf = self._range(buffer, nbytes, offset)
+        if buf.kind == "output" and buffer in self._ferry:
+            number, seen = self._ferry.look(buffer, nbytes, offset)
+            self._submit(self._ferry.command(number), count=False)
+            return seen
         if buf.kind != "output" or placed.mapped is None or not self._backend._plan.readback.cached:
             return self.read(buffer, nbytes, offset)
         self._backend._counters["bytes_read_back"] += nbytes
         return placed.mapped[offset : offset + nbytes]
 
-    def run(self, *sequences: str) -> RunStats:
+    def fetch(self, into: Into) -> None:
+        for name, target in into.items():
+            self._range(name, target.nbytes, 0)
+        number, after = self._ferry.downloads({k: v for k, v in into.items() if k in self._ferry})
+        self._submit(self._ferry.command(number), count=False)
+        self._finish(into, after)
+
+    def _finish(self, into: Into, after: list[tuple[Array, Array]]) -> None:
+        """The host's part of a fetch."""
+        self._ferry.finish(after)
+        for name, target in into.items():
+            if name not in self._ferry:
+                target.reshape(-1)[:] = self.look(name, target.nbytes)
+                self._copied(name, target.nbytes)
+
+    def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
         if self._closed:
             raise InvalidArgument("the executable is closed")
-        submission = self._submissions.get(sequences)
+        if missing := [s for s in sequences if s not in self._recorded]:
+            raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
+        for name, target in into.items():
+            self._range(name, target.nbytes, 0)
+        ferry = self._ferry
+        up = ferry.uploads()
+        down, after = ferry.downloads({k: v for k, v in into.items() if k in ferry})
+        submission = self._submissions.get((sequences, up, down))
         if submission is None:
-            if missing := [s for s in sequences if s not in self._recorded]:
-                raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
-            commands = [self._recorded[s] for s in sequences]
+            own = [self._recorded[s] for s in sequences]
+            commands = [*ferry.command(up), *own, *ferry.command(down)]
             submission = self._backend._device.submission(commands, timed=True)
-            self._submissions[sequences] = submission
+            self._submissions[sequences, up, down] = submission
         with self._backend._lock:  # the two timestamps are the device's only ones
             started = time.perf_counter()
             self._backend._submit(submission)
@@ -271,6 +317,7 @@ class VulkanExecutable:
             device = timer.elapsed() if timer else None
         count = sum(len(self.program.sequences[s]) for s in sequences)
         self._backend._counters["dispatches"] += count
+        self._finish(into, after)
         return RunStats(wall_s=wall, device_s=device)
 
     def run_apart(
@@ -285,6 +332,7 @@ class VulkanExecutable:
         """
         if self._closed:
             raise InvalidArgument("the executable is closed")
+        self._send()
         singles = [cmd for name in sequences for cmd in self._single(name)]
         started = time.perf_counter()
         counters = self._backend._counters

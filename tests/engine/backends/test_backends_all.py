@@ -33,6 +33,9 @@ def test_a_slice_of_two_sequences(backend: Backend) -> None:
         "dispatches": 3,
         "bytes_uploaded": 0,
         "bytes_read_back": want.size * 4,
+        "copies": 0,
+        "bytes_copied": 0,
+        "bytes_direct": 0,
     }
 
 

@@ -101,9 +101,10 @@ def test_memory_of_an_integrated_gpu() -> None:
     only = memory(0, "dvc", 4 << 30)  # PowerVR: one type, uncached for the CPU
     plan = plan_memory([only])
     assert plan.unified
-    assert (plan.device, plan.upload, plan.readback) == (only, only, only)
+    assert (plan.device, plan.upload, plan.readback, plan.apart) == (only, only, only, False)
     cached = memory(1, "dvck", 4 << 30)
     assert plan_memory([only, cached]).readback == cached
+    assert not plan_memory([only, cached]).apart
 
 
 def test_memory_of_a_discrete_gpu() -> None:
@@ -114,6 +115,10 @@ def test_memory_of_a_discrete_gpu() -> None:
     assert plan.device == vram
     assert plan.upload == system
     assert plan.readback == cached
+    assert plan.apart
+    whole = memory(3, "dvc", 8 << 30)  # a bar as large as the memory
+    plan = plan_memory([vram, system, cached, whole])
+    assert (plan.unified, plan.upload, plan.readback, plan.apart) == (True, whole, cached, True)
 
 
 def test_memory_as_if_it_could_not_be_seen() -> None:

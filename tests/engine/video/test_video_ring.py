@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames in memory that the device was told of: no copy by the host, and the same results."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.video import frames
+from engine.video.frames import Bytes, FrameFormat
+from engine.video.network import VideoModel
+from engine.video.upscale import VideoPipeline
+from tests.engine.video.conftest import FAST, scene
+
+FORMAT = FrameFormat(288, 240)
+SLOTS, PAGE = 3, 4096
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[Any]:
+    """A GPU whose memory the host does not see."""
+    from engine.backends.vulkan import VulkanBackend
+
+    backend = VulkanBackend(allow_software=True, force_staging=True)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def far_model(far: Any) -> Iterator[VideoModel]:
+    found = VideoModel.load(str(FAST), far)
+    yield found
+    found.close()
+
+
+class Ring:
+    """Slots as the daemon lays them out."""
+
+    def __init__(self, slots: int = SLOTS) -> None:
+        planes, wide = FORMAT.planes(), FORMAT.scaled(2).planes()
+        inside = -(-(planes[-1].offset + planes[-1].nbytes) // PAGE) * PAGE
+        each = inside + -(-(wide[-1].offset + wide[-1].nbytes) // PAGE) * PAGE
+        fd = os.memfd_create("ring")
+        os.ftruncate(fd, slots * each)
+        self.memory = np.frombuffer(mmap.mmap(fd, slots * each), np.uint8)
+        os.close(fd)
+        self.slots = [
+            (
+                frames.views(self.memory, planes, i * each),
+                frames.views(self.memory, FORMAT.scaled(2).planes(inside), i * each),
+            )
+            for i in range(slots)
+        ]
+
+
+def picture(seed: int) -> list[Bytes]:
+    luma = scene(FORMAT.height, FORMAT.width, seed).astype(np.uint8)
+    planes = frames.empty(FORMAT)
+    for plane in planes:
+        plane[:] = 100 + seed
+    planes[0][:, : FORMAT.width] = luma
+    return planes
+
+
+def run(pipeline: VideoPipeline, src: list[Bytes], dst: list[Bytes]) -> None:
+    pipeline.begin(src, dst)
+    while not pipeline.step():
+        pass
+
+
+def same(planes: list[Bytes], want: list[Bytes]) -> bool:
+    wide = FORMAT.scaled(2).planes()
+    return all(
+        np.array_equal(a[:, : p.width], b[:, : p.width])
+        for a, b, p in zip(planes, want, wide, strict=True)
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [0, 96])
+@pytest.mark.parametrize("slots", [1, SLOTS])
+def test_results_are_the_same_and_nothing_large_is_copied(
+    far: Any, far_model: VideoModel, gpu_model: VideoModel, tile: int, slots: int
+) -> None:
+    ring = Ring(slots)
+    adopted = far.adopt(ring.memory)
+    pipeline = VideoPipeline(far, far_model, FORMAT, tile, unchanged="exact")
+    other = VideoPipeline(gpu_model.backend, gpu_model, FORMAT, tile)
+    before = far.counters()
+    for number in range(5):
+        src, dst = ring.slots[number % slots]
+        if number != 3:  # that one is as the one before
+            given = picture(number)
+        if number == 4:
+            given = [plane.copy() for plane in given]
+            given[0][5:9, 5:9] ^= 255  # a few tiles change
+        for place, plane in zip(src, given, strict=True):
+            place[:] = plane
+        run(pipeline, src, dst)
+        want = frames.empty(FORMAT.scaled(2))
+        run(other, given, want)
+        assert same(dst, want), number
+        after = far.counters()
+        if number < 3:
+            assert after["copies"] == before["copies"], number
+            assert after["bytes_direct"] > before["bytes_direct"]
+        before = after
+    pipeline.close()
+    other.close()
+    adopted.close()
+
+
+@pytest.mark.gpu
+def test_wrong_tiles_are_mended_where_they_lie(
+    far: Any, far_model: VideoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = Ring(1)
+    adopted = far.adopt(ring.memory)
+    pipeline = VideoPipeline(far, far_model, FORMAT, 96)
+    src, dst = ring.slots[0]
+    for place, plane in zip(src, picture(1), strict=True):
+        place[:] = plane
+    run(pipeline, src, dst)
+    good = [plane.copy() for plane in dst]
+    inner = pipeline.executable.run
+
+    def wrong(*sequences: str, **named: Any) -> Any:
+        stats = inner(*sequences, **named)
+        if named.get("into"):
+            named["into"]["out0"][:, :100] = 0
+        return stats
+
+    monkeypatch.setattr(pipeline.executable, "run", wrong)
+    calls = []
+    redo = pipeline._spare.redo  # type: ignore[union-attr]
+    monkeypatch.setattr(
+        pipeline._spare, "redo", lambda *given: (calls.append(given[2]), redo(*given))[1]
+    )
+    run(pipeline, src, dst)
+    assert calls
+    assert pipeline.tiles_cpu + pipeline.tiles_fallback >= len(calls)
+    for a, b in zip(dst, good, strict=True):
+        difference = a.astype(int) - b
+        assert np.abs(difference[:, : FORMAT.width]).max() <= 1
+    pipeline.close()
+    adopted.close()
