@@ -345,7 +345,8 @@ class Manager(Object):
     @method("GetDiagnostics", "", "facts:aa{sv}")
     async def get_diagnostics(self, call: Call) -> list[dict[str, Variant]]:
         """What a doctor reads."""
-        return await diagnostics.facts(self._core, __version__, self._bus)
+        seen = diagnostics.agent(*self.reports.words(self.working()))
+        return [*await diagnostics.facts(self._core, __version__, self._bus), seen]
 
 
 def _take(call: Call, index: int) -> int:

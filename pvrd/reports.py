@@ -173,8 +173,8 @@ class Reports:
         ]
         return tuple(dict.fromkeys(found))
 
-    def words(self) -> tuple[bool, str]:
-        """For the doctor: does an agent that is believed measure, and one sentence about it."""
+    def words(self, working: bool) -> tuple[bool, str]:
+        """For the doctor: is there an agent that does what it can, and one sentence about it."""
         if not self._agents:
             return False, "no pvr-agent was seen: missed refreshes of the compositor are unknown"
         agents = [a for a in self._agents.values() if self.store.believes(a.uid)]
@@ -182,13 +182,19 @@ class Reports:
             users = ", ".join(sorted({str(a.uid) for a in self._agents.values()}))
             return False, f"pvr-agent of UID {users} is seen, but that user's session is not active"
         agent = max(agents, key=lambda a: a.time_s)
-        text = f"pvr-agent of UID {agent.uid} is seen, {self._clock() - agent.time_s:.0f} s ago"
-        said = agent.said
-        if said["missed_per_s"] is None:
-            return not said["reason"], text + (f": {said['reason']}" if said["reason"] else "")
-        hertz = f", {said['refresh_hz']:.1f} Hz" if said["refresh_hz"] else ""
+        age, said = self._clock() - agent.time_s, agent.said
+        text = f"pvr-agent of UID {agent.uid} is seen"
+        if working and age > said["valid_s"]:
+            return False, f"{text}, but silent for {age:.0f} s"
+        if said["missed_per_s"] is None or not working:
+            why = said["reason"] if said["missed_per_s"] is None else ""
+            idle = "it measures while pvrd has work" + (f"; {why}" if why else "")
+            return not (why and working), f"{text}: {why if working else idle}".rstrip(": ")
         delay = f", {said['latency_ms']:.1f} ms to the screen" if said["latency_ms"] else ""
-        return True, f"{text}: {said['missed_per_s']:.1f} refreshes/s missed{hertz}{delay}"
+        return True, (
+            f"{text}: {said['missed_per_s']:.1f} of {said['refresh_hz']:.1f} refreshes/s missed"
+            f"{delay}" + (f" ({said['reason']})" if said["reason"] else "")
+        )
 
 
 def check(given: Mapping[str, Any]) -> dict[str, Any]:

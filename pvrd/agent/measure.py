@@ -53,7 +53,8 @@ def figures(burst: Sequence[Frame]) -> Figures:
         return Figures(len(frames), None, None, latency, None)
     pairs = zip(burst, frames, strict=False)
     missed = sum(missed_refreshes(before, after, refresh) for before, after in pairs)
-    return Figures(len(frames), missed, missed / seconds, latency, 1e9 / refresh)
+    hertz = 1e9 / refresh
+    return Figures(len(frames), missed, min(missed / seconds, hertz), latency, hertz)
 
 
 def missed_refreshes(before: Frame, after: Frame, refresh: float) -> int:

@@ -18,7 +18,6 @@ from pvrd.agent.surface import Stuck, Unknown
 from pvrd.bus import BusAddress, BusError, Connection
 from pvrd.errors import StartError
 
-IDLE = "pvrd has no work, so nothing is measured"
 REPORT_S = 1.0  # the least time between two reports
 UNKNOWN_S = 5.0  # where nothing can be measured, it is not tried more often
 
@@ -122,7 +121,7 @@ class Agent:
         told["compositor"] = os.environ.get("XDG_CURRENT_DESKTOP", "")[:80]
         if not pvrd.working:
             self._meter.close()
-            await self._report({**told, "reason": IDLE})
+            await self._report(told)  # so that it is known to be there
             return None
         pause = self._every_s
         try:
