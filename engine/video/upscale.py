@@ -49,6 +49,13 @@ class Planes:
     def rows(self, plane: int, begin: int, end: int) -> Bytes:
         return self.planes[plane][begin:end]
 
+    def place(self, plane: int, begin: int, end: int) -> Bytes | None:
+        """Rows begin..end-1 of a plane, to write to at once instead of `put`; None: it has to be
+        that.
+        """
+        rows = self.planes[plane][begin:end]
+        return rows if rows.flags.c_contiguous else None
+
     def put(self, plane: int, begin: int, rows: Bytes) -> None:
         n = self._row_bytes[plane]
         self.planes[plane][begin : begin + len(rows), :n] = rows[:, :n]
@@ -223,9 +230,9 @@ class VideoPipeline:
             return []
         if sink.planes is self._before and not self._wanted[self._band].all():
             return []
-        spans = [self._bands.out_span(self._band, i) for i in range(len(self.format.roles))]
-        rows = [plane[slice(*span)] for plane, span in zip(sink.planes, spans, strict=True)]
-        return rows if all(r.flags.c_contiguous for r in rows) else []
+        count = range(len(self.format.roles))
+        rows = [sink.place(i, *self._bands.out_span(self._band, i)) for i in count]
+        return [] if any(r is None for r in rows) else [r for r in rows if r is not None]
 
     def _leave(self, source: Source, sink: Sink) -> None:
         """The band is done: its rows go to the sink."""

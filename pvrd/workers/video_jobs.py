@@ -87,6 +87,9 @@ class Leased(Planes):
         self.__dict__.update(planes.__dict__)
         self._until = until
 
+    def place(self, plane: int, begin: int, end: int) -> None:
+        """No rows: the device might write there when it is too late."""
+
     def put(self, plane: int, begin: int, rows: Bytes) -> None:
         """Raises Expired."""
         if time.monotonic_ns() >= self._until:
@@ -161,7 +164,12 @@ class VideoTask:
         self._levels = [Level([str(key) for key in keys]) for keys in families]
         self._precision = ""
         self._last = 0  # the level of the last frame
-        takes = [self._open(level, bool(message.get("measure"))) for level in self._levels]
+        self._adopted = models.backend.adopt(np.frombuffer(ring, np.uint8))
+        try:
+            takes = [self._open(level, bool(message.get("measure"))) for level in self._levels]
+        except BaseException:
+            self._forget_ring()
+            raise
         self._tell_ready(takes)
 
     def _open(self, level: Level, measure: bool) -> float | None:
@@ -353,3 +361,10 @@ class VideoTask:
                 level.pipeline = None
                 for key in level.keys:
                     self._models.release(key)
+        self._forget_ring()
+
+    def _forget_ring(self) -> None:
+        """The device knows the ring no more."""
+        if self._adopted is not None:
+            self._adopted.close()
+            self._adopted = None
