@@ -93,8 +93,8 @@ async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
 def agent(well: bool, words: str) -> dict[str, Variant]:
     """What is known of the agents that watch compositors (pvrd/reports.py)."""
     remedy = "in a graphical session: `systemctl --user enable --now pvr-agent`; docs/neighbours.md"
-    fact = _fact("agent", "ok", words) if well else _fact("agent", "warning", words, "no", remedy)
-    return fact  # type: ignore[no-any-return]
+    fact: dict[str, Variant] = _fact("agent", "ok" if well else "warning", words)
+    return fact if well else {**fact, "code": V("s", "no_agent"), "remedy": V("s", remedy)}
 
 
 def _worker_fact(worker: Worker) -> dict[str, Variant]:

@@ -37,6 +37,7 @@ class Agent:
         self._last = loop.time() - REPORT_S  # when a report went out
         self._refresh_hz: float | None = None  # as last seen
         self._said = ""
+        self._idle: tuple[str, tuple[str, ...]] | None = None  # who was told of what while idle
         self._pvrd: Pvrd
 
     async def run(self) -> int:
@@ -121,8 +122,11 @@ class Agent:
         told["compositor"] = os.environ.get("XDG_CURRENT_DESKTOP", "")[:80]
         if not pvrd.working:
             self._meter.close()
-            await self._report(told)  # so that it is known to be there
+            if self._idle != (pvrd.owner, games):
+                await self._report(told)  # so that it is known to be there
+                self._idle = (pvrd.owner, games)
             return None
+        self._idle = None
         pause = self._every_s
         try:
             found = await self._meter.burst()
