@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,13 @@ from pvrd import systemd
 from pvrd.bus import Connection
 from pvrd.config import Config, Paths
 from pvrd.errors import Internal, PvrdError, ShuttingDown, shortage
+from pvrd.governor import Governor
+from pvrd.holds import Holds
 from pvrd.models import Model, ModelStore
 from pvrd.objects import SESSIONS, Object, ObjectTree, prop, where
 from pvrd.peers import Peers
 from pvrd.polkit import Polkit
+from pvrd.sensors import Sensors
 from pvrd.stats import Stats
 from pvrd.supervisor import Supervisor
 from pvrd.worker import Worker
@@ -33,9 +36,13 @@ class Core:
     supervisor: Supervisor
     peers: Peers
     polkit: Polkit
+    sensors: Sensors
+    governor: Governor
+    holds: Holds = field(default_factory=Holds)
     stats: Stats = field(default_factory=Stats)
     sessions: dict[str, Session] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    steer: Callable[[], None] = lambda: None  # the governor has to look anew
     closing: bool = False
     number: int = 0
 
@@ -93,6 +100,7 @@ class Session(Object):
         self.share: int = options["share"]
         self.charge = 0  # bytes
         self.closed = False
+        self.waiting_tokens = 0  # about, of a prompt that no worker has begun with
         self._ready = False
         self._progress = 0.0
         self._error = ""

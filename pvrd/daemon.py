@@ -13,11 +13,14 @@ from pvrd.bus import BusAddress, BusError, Connection
 from pvrd.config import Config, Paths
 from pvrd.core import Core
 from pvrd.errors import ShuttingDown, StartError
+from pvrd.governor import Governor
 from pvrd.manager import Manager
 from pvrd.models import ModelStore
 from pvrd.objects import NAMESPACE, ObjectTree
 from pvrd.peers import Peers
 from pvrd.polkit import Polkit
+from pvrd.sensors import Sensors
+from pvrd.steering import Steering
 from pvrd.supervisor import Supervisor
 from pvrd.text_session import TextSession
 
@@ -47,6 +50,12 @@ class Daemon:
             raise StartError(e.message) from None
         self._core = core = self._build(connection, settings)
         self._manager = Manager(core, self.address.kind, self.reload)
+        self._steering = Steering(
+            core, lambda: self._manager.activity.working, self._manager.reports.games
+        )
+        core.steer = self._steering.news
+        core.holds.on_change = self._steering.decide
+        core.holds.on_end = core.peers.release
         core.tree.add(self._manager)
         try:
             await connection.request_name(NAMESPACE)
@@ -61,6 +70,7 @@ class Daemon:
         connection.closed.add_done_callback(lambda done: self._end(done.result() or "lost"))
         core.store.sweep()
         core.supervisor.start()
+        await self._steering.start()
         ready = loop.create_task(self._become_ready())
         watchdog = loop.create_task(self._watchdog())
         reason = await self._stop
@@ -88,7 +98,12 @@ class Daemon:
             Supervisor(settings, self._cache(), self._news),
             Peers(connection, settings, self._caller_gone),
             Polkit(connection, self.address),
+            Sensors(connection, settings, self._heard),
+            Governor(settings),
         )
+
+    def _heard(self) -> None:
+        self._steering.news()
 
     def _cache(self) -> str:
         with contextlib.suppress(OSError):
@@ -131,6 +146,7 @@ class Daemon:
         self._manager.news()
         for session in list(self._core.sessions.values()):
             session.news()
+        self._steering.met()
         if self._ready and not self._core.closing:
             systemd.notify(STATUS=self._status())
 
@@ -138,6 +154,7 @@ class Daemon:
         for session in list(self._core.sessions.values()):
             if session.owner == name:
                 session.close()
+        self._core.holds.gone(name)
 
     def _hangup(self) -> None:
         systemd.notify(RELOADING=1)
@@ -156,7 +173,10 @@ class Daemon:
         settings = self._load()
         core = self._core
         core.config = core.store.config = core.peers.config = settings
+        core.governor.config = settings
+        core.sensors.reconfigure(settings)
         core.supervisor.reconfigure(settings)
+        self._steering.news()
 
     # -- the end
 
@@ -185,6 +205,8 @@ class Daemon:
                 task.cancel()
         if core.tasks:
             await asyncio.wait(set(core.tasks), timeout=_REAP_S)
+        await self._steering.stop()
+        core.holds.close()
         await core.supervisor.stop()
         if not core.connection.closed.done():
             with contextlib.suppress(BusError):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ def devices(workers: tuple[Worker, ...]) -> list[dict[str, Variant]]:
 
 
 def _device(worker: Worker) -> dict[str, Variant]:
-    device = worker.device if worker.state == "ready" else None
+    device = worker.device if worker.state in ("ready", "asleep") else None
     out = {
         "kind": V("s", worker.kind),
         "present": V("b", device is not None),
@@ -51,6 +52,17 @@ def _device(worker: Worker) -> dict[str, Variant]:
     texts = [str(f) for f in features] if isinstance(features, (list, tuple)) else []
     out["features"] = V("as", sorted(texts))
     return out
+
+
+def sensors(core: Core) -> Variant:
+    """What GetStatistics says of the machine: rows of name, value, source and unit."""
+    ratio = core.supervisor.gpu.canary_ratio(time.monotonic())
+    source = "the GPU worker" if ratio is not None else "no slice ran on the GPU lately"
+    value = "unknown" if ratio is None else ratio
+    rows = [{"name": "canary", "value": value, "source": source, "unit": "times"}]
+    rows += core.sensors.describe()
+    typed = [{key: variant(value) for key, value in row.items()} for row in rows]
+    return V("aa{sv}", typed)
 
 
 def _fact(topic: str, status: str, message: str, code: str = "", remedy: str = "") -> Any:
@@ -107,6 +119,9 @@ def _worker_fact(worker: Worker) -> dict[str, Variant]:
     elif worker.state in ("starting", "restarting"):
         fact = _fact(topic, "warning", f"{worker.state}: {worker.reason or 'not ready yet'}",
                      worker.state, "wait; the journal has the reason of each end")  # fmt: skip
+    elif worker.state == "asleep":
+        name = worker.name or "a device without a name"
+        fact = _fact(topic, "ok", f"{name}, asleep: {worker.reason}", "asleep")
     elif worker.state == "disabled":
         remedy = "to use it: `pvrctl config set gpu.enabled=true`"
         fact = _fact(topic, "ok", worker.reason, "disabled", remedy)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pvrd import __version__, config, diagnostics, options, polkit, stats
+from pvrd import __version__, config, diagnostics, governor, holds, options, polkit, stats
 from pvrd.bus import Call, V, Variant, plain, variant
 from pvrd.core import Core, report
 from pvrd.enlarge import check_sides, family, out_size
@@ -25,7 +26,6 @@ from pvrd.models import check_name, describe
 from pvrd.objects import ROOT, Answer, Object, method, prop
 from pvrd.pictures import PictureJob
 from pvrd.reports import Activity, Reports
-from pvrd.sensors.compositor import Compositor
 from pvrd.stream import LineStream
 from pvrd.supervisor import MAX_KILLS
 from pvrd.text_session import TextSession
@@ -33,6 +33,7 @@ from pvrd.video_session import VideoSession, plan
 from pvrd.worker import WorkerLost
 
 FREE_PRIORITY = 11
+SENSORS_S = 2.0  # for reading them; then their last values do
 _TYPES = {"size": "t", "added": "t", "removable": "b", "default": "b"}
 _KINDS = {"bool": "b", "int": "t", "float": "d", "str": "s", "strs": "as"}
 
@@ -49,18 +50,20 @@ class Manager(Object):
         self._bus = bus
         self._configured = configured
         self._told: dict[str, Any] = {}
-        self.activity = Activity(
-            lambda: core.tree.changed(self, "Working"), lambda: core.supervisor.running() > 0
-        )
+        self.activity = Activity(self._works, lambda: core.supervisor.running() > 0)
         for worker in core.supervisor.workers:
             worker.on_work = self.activity.touch
         self.reports = Reports(
-            core.connection, core.peers, Compositor(lambda: None), lambda: None
+            core.connection, core.peers, core.sensors.compositor, lambda: core.steer()
         )
+
+    def _works(self) -> None:
+        self._core.tree.changed(self, "Working")
+        self._core.steer()
 
     def news(self) -> None:
         """A worker changed: what shows in the properties is told to all."""
-        values = self.values(("State", "Reason", "Devices"))
+        values = self.values(("State", "Reason", "Devices", "Decision"))
         now = {name: plain(value) for name, value in values.items()}
         names = [name for name, value in now.items() if self._told.get(name) != value]
         self._told = now
@@ -93,6 +96,12 @@ class Manager(Object):
     def devices(self) -> list[dict[str, Variant]]:
         """One entry a worker."""
         return diagnostics.devices(self._core.supervisor.workers)
+
+    @prop("Decision", "a{sv}")
+    def decision(self) -> dict[str, Variant]:
+        """What the governor lets work take, and why."""
+        known = governor.describe(self._core.supervisor.decision)
+        return {key: variant(value) for key, value in known.items()}
 
     @prop("Working", "b")
     def working(self) -> bool:
@@ -301,7 +310,26 @@ class Manager(Object):
     @method("ReportCompositor", "report:a{sv}", "believed:b")
     async def report_compositor(self, call: Call, given: dict[str, Any]) -> bool:
         """What a pvr-agent saw of its session's compositor."""
-        return await self.reports.report(call, given)
+        believed = await self.reports.report(call, given)
+        self._core.steer()
+        return believed
+
+    @method("Hold", "reason:s options:a{sv}", "hold:h", timeout=None)
+    async def hold(self, call: Call, reason: str, given: dict[str, Any]) -> Answer:
+        """Keeps the GPU free while the pipe is open and the caller is on the bus."""
+        core = self._core
+        core.check_open()
+        chosen = options.parse(given, holds.OPTIONS)
+        uid = await core.peers.uid(call.sender)
+        core.holds.check(reason, uid)
+        asks = call.interactive or chosen["interactive"]
+        await core.polkit.check(call.sender, uid, polkit.HOLD, asks)
+        await core.peers.hold(call.sender)
+        try:
+            return Answer([0], [core.holds.add(reason, uid, call.sender)])
+        except BaseException:
+            core.peers.release(call.sender)
+            raise
 
     @method("GetConfig", "", "config:a{sv}")
     async def get_config(self, call: Call) -> dict[str, Variant]:
@@ -334,12 +362,15 @@ class Manager(Object):
     async def get_statistics(self, call: Call) -> dict[str, Variant]:
         """Counters."""
         core, supervisor = self._core, self._core.supervisor
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(core.sensors.refresh(), SENSORS_S)
         reported = await asyncio.gather(*(worker.stats(1.0) for worker in supervisor.workers))
         out = stats.typed(
             core.stats, len(core.sessions), supervisor.running(), supervisor.waiting()
         )
         for worker, numbers in zip(supervisor.workers, reported, strict=True):
             out[worker.kind] = stats.worker_typed(worker, numbers)
+        out["sensors"] = diagnostics.sensors(core)
         return out
 
     @method("GetDiagnostics", "", "facts:aa{sv}")

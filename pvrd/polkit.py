@@ -10,6 +10,7 @@ from pvrd.errors import NotAuthorized
 
 PRIORITY = "org.pvrd.Pvrd1.high-priority"
 MODELS = "org.pvrd.Pvrd1.manage-models"
+HOLD = "org.pvrd.Pvrd1.hold"
 CONFIGURE = "org.pvrd.Pvrd1.configure"
 
 _SERVICE = "org.freedesktop.PolicyKit1"
