@@ -15,8 +15,9 @@ from kernels import video
 F32 = npt.NDArray[np.float32]
 Samples = npt.NDArray[Any]
 
-# Every fourth sample of every fourth row is looked at, in large bands every eighth.
-STEP, LARGE = 4, 1 << 18
+# Every fourth sample of every fourth row is looked at, in larger bands every eighth or sixteenth.
+STEP = 4
+SPARSER = ((1 << 20, 16), (1 << 18, 8))  # from so many samples on
 
 
 def _cubic(x: float, a: float = -0.5) -> float:
@@ -70,27 +71,37 @@ def implausible(
     text are not. NaN has become 0 before (kernels/shuffle_out).
     """
     levels = 1.0 if bits == 8 else 1 / 257
-    sparse = STEP if low.size < LARGE or (starts % (2 * STEP)).any() else 2 * STEP
-    ys, xs = np.arange(0, low.shape[0], sparse), np.arange(0, low.shape[1], sparse)
+    fit = (n for most, n in SPARSER if low.size >= most and not (starts % n).any())
+    sparse = next(fit, STEP)
+    ys, width = np.arange(0, low.shape[0], sparse), low.shape[1]
 
-    def near(dy: int, dx: int) -> F32:
-        iy, ix = np.clip(ys + dy, 0, low.shape[0] - 1), np.clip(xs + dx, 0, low.shape[1] - 1)
-        return low[iy[:, None], ix].astype(np.float32)
+    def rows(dy: int) -> Samples:
+        """Rows beside those of the grid, with their borders repeated."""
+        found = low[np.minimum(np.maximum(ys + dy, 0), low.shape[0] - 1)]
+        return np.concatenate([found[:, :1], found, found[:, -1:]], 1)
 
-    mid, above, beside = near(0, 0), near(-1, 0), near(0, -1)
+    def columns(found: Samples, dx: int) -> F32:
+        return found[:, 1 + dx : 1 + dx + width : sparse].astype(np.float32)
+
+    up_rows, mid_rows = rows(-1), rows(0)
+    mid, above, beside = columns(mid_rows, 0), columns(up_rows, 0), columns(mid_rows, -1)
     # The first sample of a pixel lies so much nearer to the neighbours above and beside.
     near_by = np.float32((scale - 1) / (2 * scale))
     up = mid + near_by * (above - mid)
-    estimate = up + near_by * (beside + near_by * (near(-1, -1) - beside) - up)
-    error = high[scale * ys[:, None], scale * xs].astype(np.float32) - estimate
-    steps = sum(np.abs(mid - n) for n in (above, beside, near(1, 0), near(0, 1)))
-    counts = np.diff(np.append(starts // sparse, xs.size)) * ys.size
+    estimate = up + near_by * (beside + near_by * (columns(up_rows, -1) - beside) - up)
+    error = high[:: scale * sparse, :: scale * sparse].astype(np.float32) - estimate
+    around = (above, beside, columns(rows(1), 0), columns(mid_rows, 1))
+    steps = np.zeros_like(mid)
+    for n in around:
+        steps += np.abs(mid - n)
+    firsts = starts // sparse
+    counts = np.diff(np.append(firsts, mid.shape[1])) * ys.size
 
     def mean(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        sums: npt.NDArray[Any] = np.add.reduceat(a.sum(0), starts // sparse) / counts * levels
+        sums: npt.NDArray[Any] = np.add.reduceat(a.sum(0), firsts) / counts * levels
         return sums
 
-    step = mean(np.asarray(steps))
+    step = mean(steps)
     # A mean of few samples says little.
     few = 1 + 8 / counts
     bad = (mean(np.abs(error)) > few * (12 + step)) | (np.abs(mean(error)) > few * (8 + step / 3))

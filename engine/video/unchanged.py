@@ -9,6 +9,9 @@ frame the input is kept; a tile whose windows did not change keeps its result.
   of 255, and the mean of their sizes at most NOISE times that: a camera's noise has no mean, an
   edge that moves has one. A tile is held against the input that its result was computed from, so
   that a slow change adds up until it is seen.
+
+While everything changes from frame to frame only some rows are kept and compared, until they say
+that a tile stands still; it keeps its result from the frame after the next one on.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ MODES = ("exact", "tolerant", "off")
 BLOCK = 8
 LEVELS, NOISE = 2.0, 3.0
 PROBE = 16  # every so many rows are compared first: where all changed, they tell it
+RESTLESS = 4  # frames in a row in which all changed, after which only those rows are kept
 
 Flags = npt.NDArray[np.bool_]
 _WORD = 8  # bytes that are compared at once
@@ -56,6 +60,7 @@ class Unchanged:
         self._format, self._windows, self._tolerant = fmt, windows, tolerant
         self._input = empty(fmt)
         self._known: Flags = np.zeros((len(windows), columns), bool)
+        self._restless = 0
 
     def forget(self) -> None:
         """No tile's result is to be used again."""
@@ -64,6 +69,10 @@ class Unchanged:
     def changed(self, planes: Sequence[Bytes]) -> Flags:
         """[bands, columns]: the tiles that have to be computed for a frame."""
         found = ~self._known
+        if self._restless > RESTLESS:
+            if self._any_still(planes):
+                self._restless = 0
+            return found  # all: none is known
         for tiles, windows in zip(found, self._windows, strict=True):
             for plane, window in enumerate(windows):
                 if tiles.all():
@@ -74,10 +83,29 @@ class Unchanged:
                     tiles |= self._compared(planes, plane, window, 1)
         return found
 
+    def _any_still(self, planes: Sequence[Bytes]) -> bool:
+        """Is there a tile that is as it was, as far as some rows tell?"""
+        for windows in self._windows:
+            tiles = np.zeros(self._known.shape[1], bool)
+            for plane, window in enumerate(windows):
+                if not tiles.all():
+                    tiles |= self._compared(planes, plane, window, PROBE)
+            if not tiles.all():
+                return True
+        return False
+
     def keep(self, planes: Sequence[Bytes], computed: Flags, good: Flags) -> None:
         """A frame is done: its input stands for the results of the tiles that were computed; those
         that are not good are not to be used again.
         """
+        self._restless = self._restless + 1 if computed.all() else 0
+        if self._restless > RESTLESS:
+            self._known[:] = False
+            for windows in self._windows:
+                for plane, window in enumerate(windows):
+                    rows = slice(window.low, window.high, PROBE)
+                    self._input[plane][rows] = planes[plane][rows]
+            return
         self._known &= ~computed
         self._known |= good
         for done, windows in zip(computed, self._windows, strict=True):

@@ -15,7 +15,7 @@ from engine.backends.base import Backend
 from engine.video import frames
 from engine.video.frames import Bytes, FrameFormat
 from engine.video.network import VideoModel
-from engine.video.unchanged import BLOCK
+from engine.video.unchanged import BLOCK, RESTLESS
 from engine.video.upscale import REUSED, VideoPipeline
 from tests.engine.video.conftest import enlarge, noise, scene, synthetic
 
@@ -186,6 +186,32 @@ def test_noise_is_not_a_change_but_an_edge_is(
     session.run(one)
     assert session.pipeline.made_by[0, 0] != REUSED
     assert session.pipeline.tiles_reused == tiles - 1
+
+
+@pytest.mark.parametrize("mode", ["exact", "tolerant"])
+def test_what_always_changes_is_not_kept_until_it_stands_still(
+    cpu_backend: Backend, guided: VideoModel, mode: str
+) -> None:
+    fmt = FrameFormat(100, 64)
+    session = Session(cpu_backend, guided, fmt, 2, mode)
+    for number in range(RESTLESS + 3):
+        src = noise(fmt, number)
+        session.run(src)
+        assert session.pipeline.tiles_reused == 0
+    kept = session.pipeline._unchanged._input[0]  # type: ignore[union-attr]
+    assert not np.array_equal(kept[:, :100], src[0][:, :100])
+    moving = noise(fmt, 100)
+    still = session.pipeline.tiling.tw  # from the first tile's border on, and its windows' reach
+    for number in range(3):  # half of the picture stands still from here on
+        for plane, other in zip(src, noise(fmt, 200 + number), strict=True):
+            plane[:] = other
+        for plane, other in zip(src, moving, strict=True):
+            plane[:, still:] = other[:, still:]
+        out = session.run(src)
+        reused = session.pipeline.tiles_reused
+        assert (reused > 0) == (number == 2)
+        if mode == "exact":
+            assert same(fmt, out, enlarge(cpu_backend, guided, fmt, src, TILE))
 
 
 @pytest.mark.long
