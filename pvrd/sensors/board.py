@@ -158,6 +158,8 @@ class Sensors:
             *([lid] if lid is not None else []),  # UPower's comes with a signal
             *self.logind.readings(),
         ]
+        if self.pressure.refused:
+            out.append(unknown("psi_triggers", self.pressure.refused))
         if not self.udev.absent:
             out.append(Reading("udev", "watching", "netlink"))
         else:

@@ -111,4 +111,4 @@ def _number(name: str, value: Any, most: float) -> float:
 
 
 def _words(value: Any) -> str:
-    return "".join(c for c in str(value)[:80] if c.isprintable())
+    return "".join(c for c in str(value)[:200] if c.isprintable())

@@ -74,7 +74,7 @@ def find_gpus(base: Path = Path("/sys/class/drm")) -> list[Gpu]:
     for device, nodes in found.items():
         render = [n for n in nodes if "renderD" in n]
         if render:
-            driver = (device / "driver").resolve().name if (device / "driver").exists() else ""
+            driver = _link(device / "driver").rpartition("/")[2]
             gpus.append(Gpu(render[0], device.name, driver, frozenset(nodes)))
     return gpus
 

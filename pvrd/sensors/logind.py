@@ -105,11 +105,12 @@ class Logind:
                 active = service.get(self._seat_path, SEAT).get("ActiveSession") or ["", "/"]
                 wanted = active[1] if active[0] else None
             if wanted != self._session_path:
-                if self._session_path is not None:
-                    service.unwatch(self._session_path, SESSION)
-                self._session_path = wanted
-                if wanted is not None:
+                before = self._session_path
+                if wanted is not None:  # known before it counts: nobody in between
                     await service.watch(wanted, SESSION)
+                self._session_path = wanted
+                if before is not None:
+                    service.unwatch(before, SESSION)
                 self._on_change()
             if not self._follow_again:
                 return

@@ -2,7 +2,7 @@
 """Pressure stall information: the share of time in which tasks waited for CPU, memory or I/O.
 
 The kernel's averages are read when somebody asks. While work runs, triggers tell of a stall as it
-happens: a process without privileges may have them since Linux 6.5, with windows of 2 s.
+happens: a process without privileges may have them since Linux 6.4, with windows of 2 s.
 Source: the kernel's Documentation/accounting/psi.rst.
 """
 
@@ -63,7 +63,7 @@ class Pressure:
             except OSError as e:
                 if fd >= 0:
                     os.close(fd)
-                self.refused = self.refused or _why(kind, e)
+                self.refused = self.refused or _why(self._folder / kind, e)
                 continue
             self._fds[fd] = kind
         if not self._fds:
@@ -117,9 +117,9 @@ def some_avg10(content: str) -> float | None:
     return None
 
 
-def _why(kind: str, e: OSError) -> str:
+def _why(path: Path, e: OSError) -> str:
     if e.errno == errno.ENOENT:
-        return f"/proc/pressure/{kind} is not there"
-    if e.errno in (errno.EPERM, errno.EACCES):
-        return "the kernel gives triggers to the privileged alone (before Linux 6.5)"
-    return f"/proc/pressure/{kind}: {e.strerror}"
+        return f"{path} is not there"
+    if e.errno in (errno.EPERM, errno.EACCES, errno.EINVAL):
+        return "the kernel gives triggers to the privileged alone (before Linux 6.4)"
+    return f"{path}: {e.strerror}"

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The system bus's services through the real sensors: logind, UPower, power profiles."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from pvrd.bus import BusAddress, Connection, V
+from pvrd.sensors import battery, logind
+
+pytestmark = pytest.mark.bus
+
+MANAGER = ("org.freedesktop.login1", "/org/freedesktop/login1")
+SEAT = "/org/freedesktop/login1/seat/seat0"
+PROFILES = ("net.hadess.PowerProfiles", "/net/hadess/PowerProfiles")
+
+
+async def session(scene: Any, number: str, uid: int, kind: str) -> None:
+    """A user's session in the foreground of seat0."""
+    path = await scene.call(*MANAGER, "AddSession", "ssusb", number, "seat0", uid, "u", True)
+    await scene.set(MANAGER[0], path, logind.SESSION, "Type", V("s", kind))
+    await scene.set(
+        MANAGER[0], SEAT, logind.SEAT, "ActiveSession", V("(so)", [number, path])
+    )  # fmt: skip
+
+
+def test_the_session_in_the_foreground(system: Any, play: Any) -> None:
+    system.mock("logind")
+
+    async def act(scene: Any) -> None:
+        await scene.there(logind.LOGIND)
+        await session(scene, "c1", 1000, "wayland")
+        await scene.sensors.start()
+        assert scene.value("session_active") is True
+        assert scene.reading("session_active")["source"] == "logind, session c1 (wayland)"
+        assert scene.sensors.logind.active_uid == 1000
+        await session(scene, "c2", 1001, "tty")
+        await scene.until(lambda: scene.value("session_active") is False)
+        assert scene.sensors.logind.active_uid == 1001
+
+    play(act)
+
+
+def test_nobody_at_the_seat(system: Any, play: Any) -> None:
+    system.mock("logind")
+
+    async def act(scene: Any) -> None:
+        await scene.there(logind.LOGIND)
+        await session(scene, "c1", 1000, "x11")
+        await scene.sensors.start()
+        assert scene.value("idle") is False
+        await scene.set(MANAGER[0], SEAT, logind.SEAT, "IdleHint", V("b", True))
+        await scene.until(lambda: scene.value("idle") is True)
+        assert scene.reading("idle")["source"] == "logind, seat0"
+
+    play(act)
+
+
+def test_suspend_waits_for_the_lock(system: Any, play: Any) -> None:
+    system.mock("logind")
+
+    async def act(scene: Any) -> None:
+        await scene.there(logind.LOGIND)
+        heard: list[bool] = []
+        scene.sensors.logind.on_sleep = heard.append
+        await scene.sensors.start()
+        assert await scene.sensors.logind.inhibit()
+        assert await scene.sensors.logind.inhibit()  # once is enough
+
+        async def locks() -> int:
+            reply = await scene.connection.call(*MANAGER, logind.MANAGER, "ListInhibitors")
+            what = [row[:2] + row[3:4] for row in reply.body[0]]
+            assert all(row == ["sleep", "pvrd", "delay"] for row in what)
+            return len(what)
+
+        assert await locks() == 1
+        for going in (True, False):
+            await scene.call(
+                *MANAGER, "EmitSignal", "sssav", logind.MANAGER, "PrepareForSleep", "b",
+                [V("b", going)],
+            )  # fmt: skip
+            await scene.until(lambda going=going: scene.sensors.logind.sleeping is going)
+            assert scene.sensors.snapshot(1.0).sleeping is going
+        assert heard == [True, False]
+        scene.sensors.logind.release()
+        scene.sensors.logind.release()
+        async with asyncio.timeout(30):
+            while await locks():
+                await asyncio.sleep(0.01)
+
+    play(act)
+
+
+def test_a_stranger_does_not_send_us_to_sleep(system: Any, play: Any) -> None:
+    """Whoever is on the bus may send us a signal, past all rules; only logind's own counts."""
+    system.mock("logind")
+
+    async def act(scene: Any) -> None:
+        await scene.there(logind.LOGIND)
+        await scene.sensors.start()
+        stranger = await Connection.connect(BusAddress.parse(system.address))
+        heard: list[Any] = []
+        await scene.connection.subscribe(heard.append, member="PrepareForSleep")
+        stranger.signal(
+            MANAGER[1], logind.MANAGER, "PrepareForSleep", "b", [True],
+            destination=scene.connection.unique_name,
+        )  # fmt: skip
+        async with asyncio.timeout(30):
+            while not heard:
+                await asyncio.sleep(0.01)
+        assert scene.sensors.logind.sleeping is False
+        stranger.close()
+
+    play(act)
+
+
+def test_upower_tells_of_battery_and_lid(system: Any, play: Any) -> None:
+    system.mock("upower", '{"OnBattery": true}')
+    mock = (battery.UPOWER, battery.UPOWER_PATH)
+
+    async def act(scene: Any) -> None:
+        async def display(percent: float) -> None:
+            await scene.call(
+                *mock, "SetupDisplayDevice", "uuddddxxbsu", 2, 2, percent, 1.0, 2.0, 1.0, 100, 0,
+                True, "", 1,
+            )  # fmt: skip
+
+        await scene.there(battery.UPOWER)
+        await display(80.0)
+        await scene.sensors.start()
+        snapshot = scene.sensors.snapshot(1.0)
+        assert (snapshot.battery, snapshot.on_battery) == (80.0, True)
+        assert snapshot.sources["battery"] == snapshot.sources["on_battery"] == "UPower"
+        assert scene.value("lid_closed") is False
+        await display(19.0)
+        await scene.until(lambda: scene.value("battery") == 19.0)
+        await scene.set(*mock, battery.UPOWER, "OnBattery", V("b", False))
+        await scene.until(lambda: scene.value("on_battery") is False)
+        await scene.set(*mock, battery.UPOWER, "LidIsClosed", V("b", True))
+        await scene.until(lambda: scene.value("lid_closed") is True)
+
+    play(act)
+
+
+def test_the_power_saver(system: Any, play: Any) -> None:
+    system.mock("power_profiles_daemon", '{"ActiveProfile": "balanced"}')
+
+    async def act(scene: Any) -> None:
+        await scene.there(PROFILES[0])
+        await scene.sensors.start()
+        assert scene.value("power_saver") is False
+        await scene.set(*PROFILES, PROFILES[0], "ActiveProfile", V("s", "power-saver"))
+        await scene.until(lambda: scene.value("power_saver") is True)
+
+    play(act)
+
+
+def test_a_service_comes_goes_and_comes_back(system: Any, play: Any) -> None:
+    async def act(scene: Any) -> None:
+        await scene.sensors.start()
+        why = "org.freedesktop.login1 is not on the system bus"
+        row = scene.reading("idle")
+        assert (row["value"], row["source"]) == ("unknown", why)
+        assert not await scene.sensors.logind.inhibit()
+        for _ in range(2):
+            system.mock("logind", '{"IdleHint": true}')
+            await scene.until(lambda: scene.value("idle") is True)
+            assert scene.reading("idle")["source"] == "logind, all sessions"
+            assert scene.reading("session_active")["source"] == "logind has no seat0"
+            system.end("logind")
+            await scene.until(lambda: scene.value("idle") == "unknown")
+            assert scene.reading("idle")["source"] == why
+
+    play(act)
+
+
+def test_only_the_foreground_is_believed(system: Any, play: Any) -> None:
+    system.mock("logind")
+
+    async def act(scene: Any) -> None:
+        await scene.there(logind.LOGIND)
+        await session(scene, "c1", 4711, "wayland")
+        await scene.sensors.start()
+        store = scene.sensors.compositor
+        assert not store.report(":1.5", os.geteuid(), {"missed_per_s": 60.0}, 1.0)
+        assert scene.sensors.snapshot(1.0).missed_per_s is None
+        assert store.report(":1.6", 4711, {"missed_per_s": 2.0}, 1.0)
+        assert scene.sensors.snapshot(1.0).missed_per_s == 2.0
+
+    play(act)
