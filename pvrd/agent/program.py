@@ -19,7 +19,7 @@ from pvrd.bus import BusAddress, BusError, Connection
 from pvrd.errors import StartError
 
 REPORT_S = 1.0  # the least time between two reports
-UNKNOWN_S = 5.0  # where nothing can be measured, it is not tried more often
+UNKNOWN_S = 20.0  # where nothing can be measured, it is tried more and more rarely, to this
 
 
 class Agent:
@@ -37,6 +37,7 @@ class Agent:
         self._last = loop.time() - REPORT_S  # when a report went out
         self._refresh_hz: float | None = None  # as last seen
         self._said = ""
+        self._failures = 0  # one after the other
         self._idle: tuple[str, tuple[str, ...]] | None = None  # who was told of what while idle
         self._pvrd: Pvrd
 
@@ -131,7 +132,8 @@ class Agent:
         try:
             found = await self._meter.burst()
         except Unknown as e:
-            pause = max(pause, UNKNOWN_S)
+            pause = min(self._every_s * 2**self._failures, UNKNOWN_S)
+            self._failures = min(self._failures + 1, 16)
             told["reason"] = str(e)[:200]
             self._say(f"nothing can be measured: {e}")
         except Stuck:
@@ -148,6 +150,7 @@ class Agent:
         if found.refresh_hz is not None:
             self._refresh_hz = found.refresh_hz
         self._said = ""
+        self._failures = 0
         values: dict[str, Any] = {
             "frames": found.frames,
             "refresh_hz": found.refresh_hz,
