@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets the next slice of a device: levels of priority, guaranteed shares, deadlines.
+
+Pure: times are arguments, nothing is measured or waited for here. In this order a slice goes to
+
+1. whoever is behind its guaranteed share (of the time of slices, while it has work); beside the
+   accounts that were promised one there are two of the scheduler's own: AGED of the time goes to
+   whatever has waited longest, beyond AGE_S, so that nothing starves, and OTHERS of what is not
+   promised to work without a deadline, so that frames do not take everything;
+2. the earliest deadline among those that can be met. That is decided once for each deadline by the
+   demand up to it: the work left of those that were let in before, the shares of all others, and
+   one slice that cannot be interrupted. A deadline that cannot be met is no deadline, so it makes no
+   other late; but where a cheap end (`rescue_s`) can still be had in time, its last moment counts;
+3. the highest level: priorities 12-15, 8-11, 4-7, 0-3. Within a level time is shared by weight,
+   1 + priority % 4, by stride scheduling (Waldspurger and Weihl 1995): what was idle starts level
+   with the others and has saved up nothing.
+
+A share is a floor, not an addition: time that its owner gets by level counts towards it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+MAX_PRIORITY = 15
+A_LEVEL = 4  # priorities of a level
+AGE_S = 0.25  # of waiting, from which on a task is served as one that may starve
+AGED = 0.03  # share of the time for those
+OTHERS = 0.1  # of what is not promised: for work without a deadline
+CREDIT_S = 0.5  # so far back, times the share, more than the share counts towards it
+_FADE = 0.95  # of what a frame was seen to take, from frame to frame
+
+
+def level(priority: int) -> int:
+    """The level of a priority; the highest goes first."""
+    return min(max(priority, 0), MAX_PRIORITY) // A_LEVEL
+
+
+def weight(priority: int) -> int:
+    """The part within its level."""
+    return 1 + min(max(priority, 0), MAX_PRIORITY) % A_LEVEL
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A task that can run now. `deadline_s`: when its present work should be done, None without;
+    `rescue_s`: what a cheap end of that work takes, 0 where there is none.
+    """
+
+    key: Hashable
+    deadline_s: float | None = None
+    rescue_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Account:
+    """Whose share it is: one session's tasks. `lag` is the time that it is owed."""
+
+    share: float = 0.0
+    lag: float = 0.0
+    members: int = 0
+
+    def grow(self, seconds: float) -> None:
+        self.lag += self.share * seconds
+
+    def served(self, seconds: float) -> None:
+        self.lag = max(self.lag - seconds, -CREDIT_S * self.share - seconds)
+
+    @property
+    def behind_s(self) -> float:
+        """For how long nothing was had of the share."""
+        return self.lag / self.share if self.share else 0.0
+
+
+@dataclass(eq=False)
+class _Entry:
+    key: Hashable
+    priority: int
+    account: _Account
+    passed: float = 0.0
+    since: float = 0.0  # waits
+    idle: bool = True
+    deadline: float | None = None
+    let_in: bool = False
+    cheap: bool = False  # let in for its rescue alone
+    rescued: bool = False
+    rescue: float = 0.0
+    spent: float = 0.0  # on the present deadline's work
+    total: float = 0.0  # what such work was seen to take
+    slice: float = 0.0  # the longest of late
+    level: int = 0
+
+    @property
+    def work(self) -> float:
+        """Seconds that its deadline still asks for, as far as it is known."""
+        if self.cheap:
+            return self.rescue + self.slice
+        left = self.total - self.spent
+        return max(left if left > 0 else self.spent, self.slice)  # beyond it: as much again
+
+    def due(self, deadline: float | None, rescue: float) -> None:
+        """Takes the present deadline; a new one means that the work for the last is done."""
+        self.rescue = rescue
+        if deadline == self.deadline:
+            return
+        if self.deadline is not None and self.spent:
+            faded = _FADE * self.total
+            self.total = faded if self.rescued else max(self.spent, faded)
+        self.deadline, self.spent = deadline, 0.0
+        self.let_in = self.cheap = self.rescued = False
+
+
+@dataclass
+class _Turn:
+    """What the last pick was, for the slice that follows it."""
+
+    entry: _Entry
+    accounts: list[_Account] = field(default_factory=list)  # that had work
+    fair: bool = False  # it counts as its part of the level
+    aged: bool = False  # it was the longest wait that chose
+
+
+class Scheduler:
+    """See the module. Keys are hashable and compared by equality."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, _Entry] = {}
+        self._accounts: dict[Hashable, _Account] = {}
+        self._aged, self._others = _Account(AGED), _Account(OTHERS)
+        self._clock = [0.0] * (level(MAX_PRIORITY) + 1)  # of each level: where it stands
+        self._block = 0.0  # the longest slice of late: nothing interrupts it
+        self._turn: _Turn | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
+    def add(
+        self, key: Hashable, priority: int, share: float = 0.0, account: Hashable = None
+    ) -> None:
+        """Takes a task in. `share`: 0..1 of the time, guaranteed to all tasks of its `account`
+        (None: its own) together; the last one's word counts.
+        """
+        name = ("own", key) if account is None else ("of", account)
+        found = self._accounts.setdefault(name, _Account())
+        found.members += 1
+        found.share = min(max(share, 0.0), 1.0)
+        self._entries[key] = _Entry(key, priority, found, level=level(priority))
+
+    def remove(self, key: Hashable) -> None:
+        """Takes a task out; one that is not there is no error."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return
+        entry.account.members -= 1
+        if not entry.account.members:
+            self._accounts = {n: a for n, a in self._accounts.items() if a is not entry.account}
+
+    def pick(self, ready: Iterable[Ready], now: float) -> Hashable | None:
+        """The key that gets the next slice, None when none is ready; `now` in seconds."""
+        there = self._wake(ready, now)
+        if not there:
+            self._turn = None
+            return None
+        accounts = [a for a in self._accounts.values() if a.share and self._active(a, there)]
+        for account in self._accounts.values():
+            if account.share and account not in accounts:
+                account.lag = min(account.lag, 0.0)  # what it did not ask for it is not owed
+        old = max(there, key=lambda e: now - e.since)
+        starving = old if now - old.since > AGE_S else None
+        promised = sum(account.share for account in accounts)
+        self._others.share = OTHERS * max(0.0, 1.0 - promised)
+        urgent = self._urgent(there, accounts, now)
+        plain = [e for e in there if e not in urgent]
+        behind = [a for a in accounts if a.lag > 0]
+        turn: _Turn | None = None
+        own = []
+        if starving is not None:
+            own.append(self._aged)
+        if plain and urgent:
+            own.append(self._others)
+        for account in (self._aged, self._others):
+            if account not in own:
+                account.lag = min(account.lag, 0.0)
+        behind += [a for a in own if a.lag > 0]
+        if behind:
+            account = max(behind, key=lambda a: a.behind_s)
+            if account is self._aged and starving is not None:
+                turn = _Turn(starving, fair=True, aged=True)
+            elif account is self._others:
+                turn = _Turn(self._fairest(plain), fair=True)
+            else:
+                turn = _Turn(self._of(account, there), fair=True)
+        elif urgent:
+            turn = _Turn(urgent[0])
+        else:
+            turn = _Turn(self._fairest(plain or there), fair=True)
+        entry = turn.entry
+        if entry.cheap and entry in urgent:
+            entry.rescued = True
+        if turn.fair:
+            at = entry.level
+            self._clock[at] = max(self._clock[at], min(self._passes(there, at)))
+        turn.accounts = [*accounts, *own]
+        self._turn = turn
+        return entry.key
+
+    def charge(self, keys: Sequence[Hashable], seconds: float, now: float) -> None:
+        """A slice took `seconds` and ended `now`. The first key is the one that was picked, the
+        others are those whom the slice served too: each is charged an equal part of it.
+        """
+        seconds = max(seconds, 0.0)
+        turn, self._turn = self._turn, None
+        self._block = max(seconds, 0.98 * self._block)
+        for account in turn.accounts if turn else ():
+            account.grow(seconds)
+        if turn is not None and turn.aged:
+            self._aged.served(seconds)
+        if turn is not None and turn.fair:
+            self._others.served(seconds)
+        served = [e for key in keys if (e := self._entries.get(key)) is not None]
+        for entry in served:
+            part = seconds / len(served)
+            entry.account.served(part)
+            entry.since = now
+            entry.spent += part
+            entry.slice = max(part, _FADE * entry.slice)
+            if turn is None or turn.fair:
+                entry.passed += part / weight(entry.priority)
+
+    def _wake(self, ready: Iterable[Ready], now: float) -> list[_Entry]:
+        """The entries that are ready; those that were not start level, and wait from now on."""
+        there: list[_Entry] = []
+        for one in ready:
+            entry = self._entries.get(one.key)
+            if entry is None:
+                continue
+            entry.due(one.deadline_s, one.rescue_s)
+            if entry.idle:
+                entry.idle = False
+                entry.since = now
+                entry.passed = max(entry.passed, self._clock[entry.level])
+            there.append(entry)
+        if len(there) != len(self._entries):
+            awake = {id(entry) for entry in there}
+            for entry in self._entries.values():
+                entry.idle = id(entry) not in awake
+        return there
+
+    def _urgent(self, there: list[_Entry], accounts: list[_Account], now: float) -> list[_Entry]:
+        """Those whose deadline can be met and whose time it is, the earliest first."""
+        dated = [e for e in there if e.deadline is not None]
+        if not dated:
+            return []
+        dated.sort(key=lambda e: e.deadline or 0.0)
+        for entry in dated:
+            if entry.let_in and now + entry.work > (entry.deadline or 0.0):
+                entry.let_in = entry.cheap  # it was hoped for too long: perhaps the cheap end
+                if entry.let_in and now > (entry.deadline or 0.0):
+                    entry.let_in = entry.cheap = False
+        for entry in sorted(dated, key=lambda e: (-e.level, e.deadline or 0.0)):
+            if entry.let_in:
+                continue
+            entry.let_in, entry.cheap = True, False
+            if self._fits(entry, dated, accounts, now):
+                continue
+            entry.cheap = entry.rescue > 0
+            if not (entry.cheap and self._fits(entry, dated, accounts, now)):
+                entry.let_in = entry.cheap = False
+        return [
+            e
+            for e in dated
+            if e.let_in and not (e.cheap and now + e.work + self._block < (e.deadline or 0.0))
+        ]
+
+    def _fits(
+        self, new: _Entry, dated: list[_Entry], accounts: list[_Account], now: float
+    ) -> bool:
+        """With the new one let in, is every deadline met that it could make late, and its own?"""
+        inside = [e for e in dated if e.let_in]
+        return all(
+            self._met(e, inside, accounts, now)
+            for e in inside
+            if (e.deadline or 0.0) >= (new.deadline or 0.0)
+        )
+
+    def _met(
+        self, last: _Entry, inside: list[_Entry], accounts: list[_Account], now: float
+    ) -> bool:
+        left = (last.deadline or 0.0) - now
+        demand = self._block + left * (AGED + self._others.share)
+        counted: set[int] = set()
+        for entry in inside:
+            if (entry.deadline or 0.0) > (last.deadline or 0.0):
+                continue
+            account = entry.account
+            if entry is last or not account.share or id(account) in counted:
+                demand += entry.work
+            else:
+                demand += max(entry.work, account.share * left + account.lag)
+            counted.add(id(account))
+        for account in accounts:
+            if id(account) not in counted:
+                demand += max(0.0, account.share * left + account.lag)
+        return demand <= left
+
+    @staticmethod
+    def _active(account: _Account, there: list[_Entry]) -> bool:
+        return any(entry.account is account for entry in there)
+
+    @staticmethod
+    def _passes(there: list[_Entry], at: int) -> list[float]:
+        return [entry.passed for entry in there if entry.level == at]
+
+    @staticmethod
+    def _fairest(entries: list[_Entry]) -> _Entry:
+        top = max(entry.level for entry in entries)
+        return min((e for e in entries if e.level == top), key=lambda e: e.passed)
+
+    def _of(self, account: _Account, there: list[_Entry]) -> _Entry:
+        """Of an account's tasks the one whose turn it is."""
+        own = [entry for entry in there if entry.account is account]
+        dated = [entry for entry in own if entry.let_in]
+        return min(dated, key=lambda e: e.deadline or 0.0) if dated else self._fairest(own)
