@@ -5,7 +5,8 @@ Its text is a function of the token's number alone ("w0 w1 …"), a frame's outp
 first byte inverted, a picture is b"FAKE" and the source. Words in a prompt make it misbehave:
 `slow` (a token each 10 ms), `die:N` (ends before token N, once), `die-always:N`, `stop:N` (SIGSTOP
 before token N, once), `nonsense:N` (a datagram that is no JSON, once), `suspect:N` (doubts the
-two tokens before token N), `wide` (long text), `cut` (no whole answer to a schema) and `oom:gpu`.
+two tokens before token N), `wide` (long text), `cut` (no whole answer to a schema), `canary:N` (the
+GPU's slices take N times as long as alone) and `oom:gpu`.
 Once means in the first generation of the GPU worker.
 """
 
@@ -76,6 +77,7 @@ class Fake:
         self.videos: dict[str, tuple[dict[str, Any], mmap.mmap]] = {}
         self.frames = 0
         self.generation = 0
+        self.parked = False
 
     def send(self, **message: Any) -> None:
         protocol.send(self.sock, message)
@@ -83,6 +85,8 @@ class Fake:
     def run(self) -> None:
         while True:
             runnable = [t for t in self.texts.values() if t.next - t.acked < AHEAD]
+            if self.parked:
+                runnable = []
             ready, _, _ = select.select([self.sock], [], [], 0 if runnable else None)
             if ready:
                 received = protocol.recv(self.sock)
@@ -118,6 +122,8 @@ class Fake:
             self.send(t="quarantine", kernels={"matvec.q4": "half of y was wrong"})
             self.send(t="text.suspect", job=job.job, since=job.next - 2, kernel="matvec.q4",
                       reason="half of y was wrong")  # fmt: skip
+        if self.kind == "gpu" and (ratio := job.at("canary")) is not None:
+            self.send(t="canary", ratio=ratio, busy=0.9, slices=10)
         if "slow" in job.prompt:
             time.sleep(0.01)
         text = f"w{job.next} " + ("é\x01" * 1500 if "wide" in job.prompt else "")
@@ -141,6 +147,8 @@ class Fake:
                           reason="there is no render node", code=self.absent)  # fmt: skip
             else:
                 self.send(t="hello", protocol=1, pid=os.getpid(), device=device, reason="", code="")
+        elif kind == "govern":
+            self.parked = m["parked"]
         elif kind == "ping":
             self.send(t="pong", n=m["n"])
         elif kind == "load":
