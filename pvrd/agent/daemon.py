@@ -91,10 +91,8 @@ class Pvrd:
         reply.close()
 
     async def hold(self, reasons: tuple[str, ...]) -> bool:
-        """Holds the GPU free for these reasons and for no others; False where pvrd cannot.
-
-        Raises:
-            BusError: it is gone, or refuses.
+        """Holds the GPU free for these reasons and for no others; False where pvrd does not let
+        us: a report may name them then.
         """
         for reason in set(self._holds) - set(reasons):
             os.close(self._holds.pop(reason))
@@ -105,10 +103,8 @@ class Pvrd:
                 reply = await self._connection.call(
                     self.owner, PATH, MANAGER, "Hold", "sa{sv}", [reason, {}], timeout=_ANSWER_S
                 )
-            except BusError as e:
-                if e.name in _UNKNOWN:
-                    return False
-                raise
+            except BusError:  # not known, not allowed, or gone
+                return False
             self._holds[reason] = reply.fds.take(reply.body[0])
             reply.close()
         return True

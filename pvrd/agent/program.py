@@ -118,7 +118,8 @@ class Agent:
                 self._say("the pvrd that runs takes no reports")
             return None
         games = self._games.games if self._games is not None else ()
-        held = await pvrd.hold(tuple(f"GameMode: {game}" for game in games))
+        games = tuple(f"GameMode: {game}" for game in games)
+        held = await pvrd.hold(games)
         told: dict[str, Any] = {"games": list(games) if games and not held else None}
         told["compositor"] = os.environ.get("XDG_CURRENT_DESKTOP", "")[:80]
         if not pvrd.working:

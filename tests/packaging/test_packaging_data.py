@@ -47,6 +47,24 @@ def test_exposure_is_small(root: Path, unit: str) -> None:
     assert float(figure[1]) <= 1.5
 
 
+def test_the_agents_unit_is_sound(tmp_path: Path) -> None:
+    text = (TREE / "systemd/pvr-agent.service").read_text()
+    assert "ExecStart=@bindir@/pvr-agent\n" in text
+    assert "PartOf=graphical-session.target" in text, "it ends with the session"
+    unit = tmp_path / "pvr-agent.service"
+    unit.write_text(text.replace("@bindir@/pvr-agent", "/bin/true"))
+    said = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", "--recursive-errors=no", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
+    )
+    assert "pvr-agent.service" not in said.stderr, said.stderr
+    preset = (TREE / "systemd/80-pvr-agent.preset").read_text()
+    assert "enable pvr-agent.service\n" in preset
+
+
 def test_workers_end_with_pvrd_and_sockets_are_its_own() -> None:
     for kind in ("gpu", "cpu"):
         service = (TREE / f"systemd/pvrd-worker-{kind}@.service").read_text()

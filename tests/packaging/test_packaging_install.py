@@ -20,6 +20,7 @@ ENTRIES = """[console_scripts]
 pvrd = pvrd.__main__:main
 pvrctl = pvrd.ctl.main:main
 pvrd-worker = pvrd.workers.__main__:main
+pvr-agent = pvrd.agent.__main__:main
 """
 
 
@@ -85,6 +86,9 @@ def test_everything_lies_where_its_reader_looks(tmp_path: Path, wheels: Path) ->
         "usr/local/lib/systemd/system/pvrd.service",
         "usr/local/lib/systemd/system/pvrd-worker-gpu@.service",
         "usr/local/lib/systemd/system/pvrd-worker-cpu.socket",
+        "usr/local/bin/pvr-agent",
+        "usr/local/lib/systemd/user/pvr-agent.service",
+        "usr/local/lib/systemd/user-preset/80-pvr-agent.preset",
         "usr/local/lib/sysusers.d/pvrd.conf",
         "usr/local/lib/tmpfiles.d/pvrd.conf",
         "etc/dbus-1/system.d/org.pvrd.Pvrd1.conf",

@@ -32,7 +32,8 @@ UNITS = (
     "pvrd-worker-gpu@.service",
     "pvrd-worker-cpu@.service",
 )
-LAUNCHERS = {"pvrd": "bin", "pvrctl": "bin", "pvrd-worker": "libexec"}
+AGENT = "pvr-agent.service"  # a unit of users
+LAUNCHERS = {"pvrd": "bin", "pvrctl": "bin", "pvrd-worker": "libexec", "pvr-agent": "bin"}
 
 
 def die(message: str) -> None:
@@ -92,6 +93,8 @@ class Target:
         return {
             "units": lib / "systemd/system",
             "presets": lib / "systemd/system-preset",
+            "user-units": lib / "systemd/user",
+            "user-presets": lib / "systemd/user-preset",
             "sysusers": lib / "sysusers.d",
             "tmpfiles": lib / "tmpfiles.d",
             "activation": share / "dbus-1/system-services",
@@ -156,6 +159,9 @@ def data(target: Target) -> None:
     for name in UNITS:
         target.copy(SOURCE / "systemd" / name, target.under("units") / name)
     target.copy(SOURCE / "systemd/80-pvrd.preset", target.under("presets") / "80-pvrd.preset")
+    target.copy(SOURCE / "systemd" / AGENT, target.under("user-units") / AGENT)
+    preset = "80-pvr-agent.preset"
+    target.copy(SOURCE / "systemd" / preset, target.under("user-presets") / preset)
     target.copy(SOURCE / "systemd/pvrd.tmpfiles.conf", target.under("tmpfiles") / "pvrd.conf")
     dbus = SOURCE / "dbus"
     for kind, suffix in {"policy": "conf", "activation": "service", "polkit": "policy"}.items():
@@ -301,6 +307,10 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
                 "Start it now and at every boot: systemctl enable --now pvrd.service "
                 "(the first call of pvrctl starts it as well)."
             )
+        print(
+            "To let it see when the desktop stutters, each user may: systemctl --user enable --now "
+            f"{AGENT} (docs/neighbours.md)."
+        )
     elif target.destdir == Path("/"):
         print(
             "No systemd runs here, so nothing was started. `pvrd --bus user` serves a user; "
@@ -311,6 +321,7 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
 def uninstall(target: Target, purge: bool) -> None:
     if booted(target) and target.at(target.under("units") / "pvrd.service").exists():
         run("systemctl", "disable", "--now", *UNITS[:3])
+        run("systemctl", "--global", "disable", AGENT)
     installed = target.at(target.manifest).is_file()
     # What an earlier uninstall left can still be purged.
     left = [n for n in (*STATE, "/etc/pvrd", "/run/pvrd") if target.at(n).exists()] if purge else []

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,15 +108,15 @@ class FakeGameMode:
 
     def __init__(self, connection: Connection) -> None:
         self.games: list[list[Any]] = []
-        self._connection = connection
+        self.connection = connection
         connection.on_call = self._answer
 
     def _answer(self, call: Call) -> None:
         assert (call.path, call.member) == (PATH, "ListGames")
-        self._connection.reply(call, "a(io)", [self.games])
+        self.connection.reply(call, "a(io)", [self.games])
 
     def tell(self, member: str, pid: int) -> None:
-        self._connection.signal(PATH, NAME, member, "io", [pid, f"{PATH}/Games/{pid}"])
+        self.connection.signal(PATH, NAME, member, "io", [pid, f"{PATH}/Games/{pid}"])
 
 
 @pytest.mark.bus
@@ -147,6 +150,39 @@ def test_games_of_gamemode(bus: str) -> None:
         ours.close()
 
     asyncio.run(play())
+
+
+@pytest.mark.bus
+def test_a_registered_game_holds_the_gpu(
+    daemon: Any, bus: str, caller: Any, until: Any, tmp_path: Path
+) -> None:
+    """The whole way, in a session without Wayland: X11 has games, too."""
+    without = ("WAYLAND_DISPLAY", "NOTIFY_SOCKET")
+    env = {k: v for k, v in os.environ.items() if k not in without}
+    env.update(
+        DBUS_SESSION_BUS_ADDRESS=bus, PYTHONPATH=str(Path(__file__).parents[3]), DISPLAY=":9"
+    )
+    loop = caller.loop
+    fake = FakeGameMode(loop.run_until_complete(Connection.connect(BusAddress.parse(bus))))
+    fake.games = [[os.getpid(), f"{PATH}/Games/1"]]
+    loop.run_until_complete(fake.connection.request_name(NAME))
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "pvrd.agent", "--bus", bus, "--every=0.3"], env=env, stderr=file
+        )
+    reason = f"GameMode: {named(os.getpid())}"
+    until(lambda: reason in caller.get("Decision")["reason"], "the hold")
+    fake.games = []
+    fake.tell("GameUnregistered", os.getpid())
+    until(lambda: reason not in caller.get("Decision")["reason"], "its end")
+    caller.state("gpu")
+    session = caller.open_text()
+    os.close(caller.generate(session, "slow", max_tokens=9))
+    until(lambda: "X11" in agent_fact(caller)["message"], "why nothing is measured")
+    agent.terminate()
+    assert agent.wait(30) == 0, log.read_text()
+    fake.connection.close()
 
 
 @pytest.mark.bus
