@@ -239,6 +239,7 @@ class Sensors:
     async def _poll(self) -> None:
         while True:
             await self._read_slowly()
+            self._changed()  # pressure and others' GPU time have moved, too
             await asyncio.sleep(POLL_S)
 
     async def _read_slowly(self) -> None:

@@ -31,7 +31,7 @@ BREAKS: Mapping[str, tuple[tuple[int, int] | None, str]] = {
 }  # fmt: skip
 LOOK_ANEW_S = 10.0  # how often all processes are searched for new clients
 STALE_S = 10.0
-_SHORTEST_S = 0.2  # a window below that says little
+_SHORTEST_S, _LONGEST_S = 0.2, 30.0  # a window that says something of now
 _KEY = re.compile(r"drm-(engine-capacity|engine|total-cycles|cycles)-(.+)")
 
 
@@ -190,12 +190,12 @@ class Fdinfo:
                 "no permission to read other users' /proc/*/fdinfo (CAP_SYS_PTRACE)", "share",
             )  # fmt: skip
             return
-        last, self._last = self._last, (now, clients)
-        if last is None or now - last[0] < _SHORTEST_S:
-            if last is not None:
-                self._last = last
-            else:
-                self._result = unknown("others_gpu", "the first look alone was had", "share")
+        last = self._last
+        if last is not None and now - last[0] < _SHORTEST_S:
+            return
+        self._last = (now, clients)
+        if last is None or now - last[0] > _LONGEST_S:
+            self._result = unknown("others_gpu", "it takes two looks; this was the first", "share")
             return
         value = share(last[1], clients, now - last[0])
         source = f"fdinfo of {gpu.node}, {len(clients)} clients"

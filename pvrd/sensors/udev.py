@@ -105,9 +105,10 @@ def drm_event(device: Any) -> DeviceEvent | None:
     node = device.device_node or ""
     if not node and properties.get("DEVNAME"):
         node = "/dev/" + str(properties["DEVNAME"]).removeprefix("/dev/")
+    # Out of the path: where the device is gone, libudev's parent is the next one that is left.
     parent = device.parent
-    name = parent.sys_name if parent is not None else _parent_of(device.device_path)
-    driver = (parent.driver or "") if parent is not None else ""
+    name = _parent_of(device.device_path) or (parent.sys_name if parent is not None else "")
+    driver = (parent.driver or "") if parent is not None and parent.sys_name == name else ""
     action = device.action
     if "WEDGED" in properties:
         methods = [m.strip() for m in str(properties["WEDGED"]).split(",")]

@@ -140,6 +140,29 @@ def test_an_idle_daemon_sleeps() -> None:
         runner.run(act())
 
 
+@pytest.mark.bus
+def test_an_idle_daemon_takes_no_time(start: Any, caller: Any) -> None:
+    """The whole daemon with its two workers: it sleeps, as the kernel counts it."""
+    daemon = start({"sensors.system": True})
+    caller.call("GetStatistics")
+
+    def switches() -> int:
+        lines = Path(f"/proc/{daemon.process.pid}/status").read_text().splitlines()
+        (line,) = [x for x in lines if x.startswith("voluntary_ctxt_switches")]
+        return int(line.split()[1])
+
+    def window() -> int:
+        before = switches()
+        time.sleep(3.0)
+        return switches() - before
+
+    # The start and the call may still settle; what wakes by the clock is in every window.
+    counted: list[int] = []
+    while len(counted) < 6 and not (counted and counted[-1] < 3):
+        counted.append(window())
+    assert counted[-1] < 3, counted
+
+
 # -- what agents report
 
 

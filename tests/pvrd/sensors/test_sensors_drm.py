@@ -112,7 +112,7 @@ def test_other_programs_count_once(machine: Machine) -> None:
     sensor = machine.sensor()
     sensor.own([300])
     frame(0)
-    assert told(sensor, 10.0) == (None, "the first look alone was had")
+    assert told(sensor, 10.0) == (None, "it takes two looks; this was the first")
     frame(200_000_000)
     assert told(sensor, 11.0) == (0.3, "fdinfo of /dev/dri/renderD128, 2 clients")
     frame(600_000_000)
@@ -235,9 +235,9 @@ def event(action: str, path: str, parent: Any = None, **properties: str) -> Any:
 
 def test_an_event_of_a_device_that_is_gone() -> None:
     """Its /sys is gone too: what the path says has to do."""
-    got = drm_event(
-        event("remove", "/devices/pci0/0000:01:00.0/drm/renderD128", DEVNAME="/dev/dri/renderD128")
-    )
+    bridge = SimpleNamespace(sys_name="pci0", driver="pcieport")  # what libudev finds instead
+    path = "/devices/pci0/0000:01:00.0/drm/renderD128"
+    got = drm_event(event("remove", path, bridge, DEVNAME="/dev/dri/renderD128"))
     assert got == DeviceEvent("remove", "/dev/dri/renderD128", "0000:01:00.0")
     assert drm_event(event("remove", "/devices/virtual/drm/ttm")) is None
     assert drm_event(event("change", "/devices/a/drm/card0", HOTPLUG="1")) is None
