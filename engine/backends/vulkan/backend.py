@@ -133,10 +133,12 @@ class VulkanBackend:
         """The buffer over adopted memory and where in it an array begins; None: it lies elsewhere,
         or not in one piece.
         """
-        begin = memory.ctypes.data if self._adopted else 0
+        if not self._adopted or not memory.flags.c_contiguous:
+            return None
+        begin = memory.__array_interface__["data"][0]  # ctypes.data takes microseconds
         for one in self._adopted:
             if one.begin <= begin and begin + memory.nbytes <= one.end:
-                return (one.placed, begin - one.begin) if memory.flags.c_contiguous else None
+                return one.placed, begin - one.begin
         return None
 
     def counters(self) -> dict[str, int]:

@@ -60,7 +60,8 @@ class Ferry:
         they have to go first.
         """
         target, end = self._buffers[name], offset + source.nbytes
-        waiting = [c for c in self._sent.get(name, []) if (c.to, c.to + c.nbytes) != (offset, end)]
+        sent = self._sent.get(name, ())
+        waiting = [c for c in sent if (c.to, c.to + c.nbytes) != (offset, end)]
         if any(c.to < end and offset < c.to + c.nbytes for c in waiting):
             return False
         counters = self._backend._counters
