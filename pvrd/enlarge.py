@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,3 +55,19 @@ def family(store: ModelStore, name: str, ratio: float | None) -> list[Model]:
         return [first]
     others = (models.get(f"{first.name}-x{scale}") for scale in (3, 4))
     return [first, *(other for other in others if other and other.kind == "video")]
+
+
+def smaller(store: ModelStore, first: Model, ratio: float) -> list[list[Model]]:
+    """Families of smaller networks than this model's, the largest first: the lower tiers of its own
+    kind, of somebody else's network the fast tier.
+    """
+    found = re.fullmatch(r"nsr-(fast|balanced|quality)(-x\d)?", first.name)
+    tiers = TIERS[: TIERS.index(found[1])] if found else TIERS[:1]
+    models = store.all()
+    out = []
+    for tier in reversed(tiers):
+        name = f"nsr-{tier}"
+        model = models.get(name)
+        if model is not None and model.kind == "video" and model.key != first.key:
+            out.append(family(store, name, ratio))
+    return out

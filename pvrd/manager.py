@@ -12,7 +12,7 @@ from typing import Any
 from pvrd import __version__, config, diagnostics, governor, holds, options, polkit, stats
 from pvrd.bus import Call, V, Variant, plain, variant
 from pvrd.core import Core, report
-from pvrd.enlarge import check_sides, family, out_size
+from pvrd.enlarge import check_sides, family, out_size, smaller
 from pvrd.errors import (
     BadModel,
     Busy,
@@ -161,7 +161,8 @@ class Manager(Object):
             layout = plan(chosen, core.peers.free(uid))
             core.peers.take(uid, 1, layout.ring_bytes)
             try:
-                session = VideoSession(core, call.sender, uid, models, chosen, layout)
+                fewer = smaller(core.store, models[0], ratio)
+                session = VideoSession(core, call.sender, uid, models, chosen, layout, fewer)
             except BaseException:
                 core.peers.give(uid, 1, layout.ring_bytes)
                 raise

@@ -93,6 +93,7 @@ VIDEO_SESSION: Mapping[str, Option] = {
     "full_range": Option("bool", False),
     **ENLARGED,
     "unchanged": Option("str", "exact", choices=("exact", "tolerant", "off")),
+    "adapt": Option("bool", True),
     "slots": Option("int", low=1, high=16),
     "device": DEVICE,
     "priority": PRIORITY,

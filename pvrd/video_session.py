@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Video: a ring, a slot socket, and frames that arrive once and in order, whatever workers do.
 
-A frame is recorded at SUBMIT, given to the worker, and given to the next one until its frame.done
-is recorded. DONE goes out in the order of SUBMIT.
+A frame is recorded at SUBMIT, given to a worker, and given to another one until its answer is
+recorded (pvrd/video_frames.py). DONE goes out in the order of SUBMIT. A session has seats
+(pvrd/video_seat.py), each with some levels in one worker, and a ladder (pvrd/ladder.py) that picks
+the level of each frame.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pvrd import fds, systemd
 from pvrd.bus import Call
-from pvrd.core import Core, Session, report
+from pvrd.core import Core, Session
 from pvrd.enlarge import out_size
 from pvrd.errors import DeviceLost, PvrdError
+from pvrd.inbox import WorkerLost, WorkerReleased
+from pvrd.ladder import Ladder, Level, Pace
 from pvrd.models import Model
 from pvrd.objects import Answer, method, prop
 from pvrd.slot_socket import (
@@ -27,7 +30,6 @@ from pvrd.slot_socket import (
     BAD_SLOT,
     BEYOND_CREDITS,
     CREDIT,
-    DEVICES,
     DONE,
     DROP,
     ENDING,
@@ -36,24 +38,14 @@ from pvrd.slot_socket import (
     SlotMessage,
     SlotSocket,
 )  # fmt: skip
-from pvrd.supervisor import FALL_BACK, MAX_KILLS
+from pvrd.supervisor import CHOOSE_S, FALL_BACK, MAX_KILLS
+from pvrd.video_frames import QUICK_S, Frame, Line
 from pvrd.video_layout import Format, Layout, lay_out
-from pvrd.worker import Inbox, Worker, WorkerLost
+from pvrd.video_seat import Seat, Way
 
-AHEAD = 2  # frames that the worker holds: one in work and the next
 DEFAULT_SLOTS = 4
-MAP_CHARS = 4096
-WAKE = "pvrd.wake"  # our own message in an inbox
-
-
-@dataclass
-class Frame:
-    """A frame between SUBMIT and DONE."""
-
-    submit: SlotMessage
-    issued: bool = False
-    kills: int = 0
-    answer: SlotMessage | None = None
+WHY_CHARS = 300
+PAUSED_S = 5.0  # after which a paused session gives up its memory and its share
 
 
 def plan(chosen: Mapping[str, Any], free: int) -> Layout:
@@ -80,13 +72,17 @@ class VideoSession(Session):
 
     def __init__(
         self, core: Core, owner: str, uid: int, models: Sequence[Model],
-        chosen: Mapping[str, Any], layout: Layout,
+        chosen: Mapping[str, Any], layout: Layout, smaller: Sequence[Sequence[Model]] = (),
     ) -> None:  # fmt: skip
-        """models: of one family (pvrd/enlarge.py); the first one's name is shown."""
+        """models: of one family (pvrd/enlarge.py); the first one's name is shown. smaller: families
+        of smaller networks, the largest first.
+        """
         super().__init__(core, owner, uid, models[0], chosen)
         self.models = models
         self.layout = layout
         self.charge = layout.ring_bytes
+        self.adapt: bool = chosen["adapt"]
+        self._asked_share = self.share
         self._wishes = {key: chosen[key] for key in ("tile", "overlap", "unchanged", "precision")}
         self._wishes["map"] = chosen["tile_map"]
         self.ring = fds.memfd(
@@ -97,24 +93,77 @@ class VideoSession(Session):
         except BaseException:
             os.close(self.ring)
             raise
-        self._frames: deque[Frame] = deque()  # in the order of SUBMIT; the first is the oldest
         self._busy: set[int] = set()  # slots that are pvrd's
         self._last_seq = -1
-        self._inbox: Inbox | None = None
+        self._free_since = True  # since the last SUBMIT there was always a slot free
         self._task: asyncio.Task[None] | None = None
-        self._preload: asyncio.Task[None] | None = None
-        self._opened = False
+        self._turn = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._paused = self._asleep = False
         self._stay = False  # the GPU failed this session: it stays where it is
+        self._lost_workers: set[tuple[str, int]] = set()
+        self._used: list[Model] = []
+        self._seats(smaller if self.adapt else ())
         self.done_count = self.dropped = self.degraded_count = self.restart_count = 0
-        self.reused_count = 0
-        self._tile_map = self._precision = ""
+        self._precision = ""
+        self._told_level = 0, ""
+
+    def _seats(self, smaller: Sequence[Sequence[Model]]) -> None:
+        """gpu: its own network there; less: smaller ones; home: on the CPU, when the GPU is not
+        there; floor: what is always in time. Where there is no smaller network home is the floor.
+        """
+        supervisor, own = self.core.supervisor, Way(tuple(self.models))
+        ways = [Way(tuple(models)) for models in smaller]
+        plain = [Way(())] if self.adapt else []
+
+        def seat(name: str, kind: str, having: list[Way], needed: bool = False) -> Seat:
+            worker = supervisor.gpu if kind == "gpu" else supervisor.cpu
+            return Seat(self, name, worker, having, needed)
+
+        self._gpu = seat("", "gpu", [own], True)
+        self._less = seat(".less", "gpu", ways)
+        self._home = seat(".home", "cpu", [own, *ways[:-1]], True)
+        self._floor = seat(".floor", "cpu", [*ways[-1:], *plain]) if ways else self._home
+        if not ways:
+            self._home.ways += plain
+        used = [self._gpu, self._less, self._home, self._floor]
+        if self.choice == "cpu":
+            used = [self._home, self._floor]
+        elif self.choice == "gpu":
+            self._floor = seat(".floor", "cpu", plain)
+            used = [self._gpu, self._less, self._floor]
+        self._all = [s for s in dict.fromkeys(used) if s.ways]
+        self._places = [(s, i) for s in self._all for i in range(len(s.ways))]
+        names = [Level(s.ways[i].name(s.worker.kind), s.worker.kind) for s, i in self._places]
+        self._ladder = Ladder(names)
+        if self.adapt:
+            pixels = self.layout.out.width * self.layout.out.height
+            self._ladder.know(len(names) - 1, QUICK_S * pixels)
+        self._line = Line(
+            self._places, self._all, self._ladder, Pace(self.layout.slots), self.adapt,
+            self.core.stats,
+        )  # fmt: skip
 
     def open(self) -> None:
         super().open()
-        for model in self.models[1:]:
-            self.core.supervisor.use(model)
+        self._use()
         self.socket.send(SlotMessage(CREDIT, credits=self.layout.slots))
         self._task = self.core.task(self._run())
+
+    def _use(self) -> None:
+        """All models but the first one, which is the Session's."""
+        ways = [way.models for seat in self._all for way in seat.ways]
+        every = {model.key: model for models in ways for model in models}
+        every.pop(self.model.key, None)
+        self._used = list(every.values())
+        for model in self._used:
+            self.core.supervisor.use(model)
+
+    def _unuse(self) -> None:
+        for model in self._used:
+            self.core.supervisor.release(model)
+        self._used = []
 
     def answer(self) -> Answer:
         """What OpenVideo returns."""
@@ -124,20 +173,86 @@ class VideoSession(Session):
         )
 
     def end(self) -> None:
-        for model in self.models[1:]:
-            self.core.supervisor.release(model)
+        if self._asleep:
+            self.core.supervisor.use(self.model)  # close() releases it
+        self._unuse()
         if self.core.closing:
             self.socket.fail(ENDING, tell=False)
         self.socket.close()
-        for task in (self._task, self._preload):
-            if task is not None and task is not asyncio.current_task():
-                task.cancel()
+        self._stop()
         os.close(self.ring)
+
+    def _stop(self) -> None:
+        for timer in (self._timer, self._pause):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._pause = None
+        for seat in self._all:
+            seat.close()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
 
     @method("Close")
     async def close_call(self, call: Call) -> None:
         """Ends the session."""
         self.close()
+
+    @method("Pause", "paused:b")
+    async def pause_call(self, call: Call, paused: bool) -> None:
+        """Frame callbacks of the surface stopped, or came back."""
+        if paused == self._paused:
+            return
+        self._paused = paused
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if paused:
+            self._pause = asyncio.get_running_loop().call_later(PAUSED_S, self._sleep)
+        elif self._asleep:
+            self._asleep = False
+            self.core.supervisor.use(self.model)
+            self._use()
+            self._regain()
+        self.core.tree.changed(self, "Paused")
+        self._turn.set()
+
+    def _sleep(self) -> None:
+        """A paused session lets go of its memory in the workers, its models and its share."""
+        self._asleep = True
+        self.share = 0
+        self._unuse()
+        self.core.supervisor.release(self.model)
+        self._turn.set()
+
+    def _regain(self) -> None:
+        """The share, when it is not promised to others meanwhile."""
+        others = self.core.shares() - self.share
+        if not self._asleep and others + self._asked_share <= 100:
+            self.share = self._asked_share
+
+    @prop("Paused", "b")
+    def paused(self) -> bool:
+        """Did the client say so?"""
+        return self._paused
+
+    @prop("Levels", "as")
+    def level_names(self) -> list[str]:
+        """By which frames may be made, the best first."""
+        out = []
+        for level, (seat, i) in zip(self._ladder.levels, self._places, strict=True):
+            why = seat.failed or seat.left_out.get(i, "")
+            out.append(f"{level.name} (left out: {why})" if why else level.name)
+        return out
+
+    @prop("Level", "u")
+    def level(self) -> int:
+        """By which the last frame was made."""
+        return self._told_level[0]
+
+    @prop("LevelReason", "s")
+    def level_reason(self) -> str:
+        """Why it is not the first."""
+        return self._told_level[1]
 
     @prop("Frames", "t")
     def frames(self) -> int:
@@ -162,12 +277,12 @@ class VideoSession(Session):
     @prop("Reused", "t")
     def reused(self) -> int:
         """Tiles that kept the result of the frame before."""
-        return self.reused_count
+        return self._line.reused
 
     @prop("TileMap", "s")
     def tile_map(self) -> str:
         """Who made each tile of the last frame."""
-        return self._tile_map
+        return self._line.tile_map
 
     @prop("Precision", "s")
     def precision(self) -> str:
@@ -185,64 +300,92 @@ class VideoSession(Session):
             raise SlotError(BAD_SEQ)
         self._last_seq = message.seq
         self._busy.add(message.slot)
-        self._frames.append(Frame(message))
-        self._wake()
+        self._line.add(message, time.monotonic(), self._free_since)
+        self._free_since = len(self._busy) < self.layout.slots
+        self._turn.set()
 
     def _on_sent(self, message: SlotMessage) -> None:
         if message.type in (DONE, DROP):
             self._busy.discard(message.slot)
 
-    def _wake(self) -> None:
-        if self._inbox is not None:
-            self._inbox.put({"t": WAKE})
-
     def news(self) -> None:
         super().news()
-        if self._may_move():
-            self._wake()
+        self._regain()
+        self._turn.set()
 
-    # -- the worker's side
+    # -- seats
 
-    async def _run(self) -> None:
-        """Serves the session to its end, with one worker after the other."""
-        supervisor = self.core.supervisor
-        opening_kills = 0
-        while True:
-            self._opened = False
-            worker: Worker | None = None
-            try:
-                worker = await supervisor.choose("cpu" if self._stay else self.choice)
-                try:
-                    for model in self.models:
-                        await supervisor.load(worker, model)
-                    await self._with(worker)
-                    continue  # it moves
-                except WorkerLost as e:
-                    opening_kills = 0 if self._opened else opening_kills + 1
-                    self._lost(str(e), opening_kills)
-            except asyncio.CancelledError:
-                raise
-            except Exception as e:
-                error = report(e)
-                if worker is supervisor.gpu and self._leave_gpu(error):
-                    continue
-                self._fail(f"{error.name}: {error}")
-                return
-            finally:
-                self._inbox = None
+    def open_message(self, name: str, levels: Sequence[Sequence[str]]) -> dict[str, Any]:
+        """The video.open of a seat of this name; levels: keys of models."""
+        return {
+            "t": "video.open", "session": name, "format": self.layout.format.message(),
+            "models": levels[0], "levels": levels[1:], "measure": self.adapt,
+            "slots": self.layout.slots,
+            "out": {"width": self.layout.out.width, "height": self.layout.out.height},
+            "layout": self.layout.message(), "priority": self.priority, "share": self.share,
+            **self._wishes,
+        }  # fmt: skip
 
-    def _leave_gpu(self, error: Exception) -> bool:
-        """A GPU that cannot hold this session is no reason to end it: the CPU can."""
-        if self.choice != "auto" or not isinstance(error, FALL_BACK):
-            return False
-        self._stay = True
-        for frame in self._frames:
-            if frame.issued and frame.answer is None:
-                frame.issued = False
-                self.core.stats.frames_reissued += 1
-        return True
+    def seat_ready(self, seat: Seat, takes: Sequence[float | None], precision: str) -> None:
+        """A worker opened it and knows what its levels take."""
+        for i, seconds in enumerate(takes[: len(seat.ways)]):
+            if seconds is not None:
+                self._ladder.know(self._places.index((seat, i)), seconds)
+        if seat in (self._gpu, self._home):
+            self._precision = precision
+            self.arrived(seat.worker)
+        if seat.left_out:
+            self.core.tree.changed(self, "Levels")
+        self._turn.set()
 
-    def _fail(self, why: str) -> None:
+    def seat_lost(self, seat: Seat, lost: WorkerLost) -> None:
+        """Its worker died: what it held is given to another one. A frame, or opening, that ended
+        MAX_KILLS workers ends the session, or leaves the seat out.
+        """
+        released = isinstance(lost, WorkerReleased)
+        worker = seat.worker.kind, seat.worker.generation
+        if not released and worker not in self._lost_workers:
+            self._lost_workers.add(worker)
+            self.restart_count += 1
+        worst = seat.kills
+        for frame in self._line.take_back(seat, time.monotonic()):
+            frame.kills += not released
+            worst = max(worst, frame.kills)
+        if worst >= MAX_KILLS and (seat.needed or seat.kills < MAX_KILLS):
+            self._fail(DeviceLost(f"{worst} workers ended under one frame, the last: {lost}"))
+        elif worst >= MAX_KILLS:
+            self._leave_out(seat, f"{worst} workers ended over it")
+        self._turn.set()
+
+    def seat_failed(self, seat: Seat, error: PvrdError) -> None:
+        """It cannot be opened, or a frame there failed. A GPU that cannot hold this session is no
+        reason to end it: the CPU can.
+        """
+        self._line.take_back(seat, time.monotonic())
+        gone = seat.worker.state in ("absent", "disabled")
+        if seat.worker.kind == "gpu" and self.choice == "auto" and isinstance(error, FALL_BACK):
+            if not gone:
+                self._stay = self._stay or seat.needed
+                self._leave_out(seat, f"{error.name}: {error}")
+        elif seat.needed:
+            self._fail(error)
+        elif not gone:
+            self._leave_out(seat, f"{error.name}: {error}")
+        self._turn.set()
+
+    def _leave_out(self, seat: Seat, why: str) -> None:
+        seat.failed = why[:WHY_CHARS]
+        seat.close()
+        systemd.log(
+            systemd.NOTICE, f"video session {self.id} does without {seat.id}: {why}",
+            PVRD_SESSION=self.id, PVRD_DEVICE=seat.worker.kind, PVRD_REASON=why.split(":")[0],
+        )  # fmt: skip
+        self.core.tree.changed(self, "Levels")
+
+    def _fail(self, error: PvrdError) -> None:
+        if self._error:
+            return
+        why = f"{error.name}: {error}"
         self.set(error=why)
         self.core.stats.jobs_failed += 1
         systemd.log(
@@ -251,141 +394,133 @@ class VideoSession(Session):
         )  # fmt: skip
         # The session object stays, so that its Error can be read.
         self.socket.fail(FAILED, tell=False)
+        self._stop()
 
-    def _lost(self, why: str, opening_kills: int) -> None:
-        """The worker died: what it held is given to the next one.
+    def _wanted(self) -> set[Seat]:
+        """The seats that should be open now."""
+        if self._asleep:
+            return set()
+        supervisor = self.core.supervisor
+        gpu, decision = supervisor.gpu, supervisor.decision
+        wanted = {self._floor} if self._line.timed else set()
+        auto = self.choice == "auto"
+        here = self.choice != "cpu" and gpu.state not in ("absent", "disabled") and not self._stay
+        there = auto and decision.device == "cpu"  # the governor wants it on the CPU
+        if here and auto and (decision.parked or decision.release):
+            here = False
+        # What is open there stays so while the GPU is only busy, to come back at once.
+        if here and (not there or self._gpu.wanted):
+            wanted |= {self._gpu, self._less} if self._line.timed else {self._gpu}
+        if not here or there or gpu.state == "restarting":
+            wanted.add(self._home)
+        elif self._home.wanted and not self._gpu.ready:
+            wanted.add(self._home)  # until the GPU has it
+        return {seat for seat in wanted if seat in self._all and not seat.failed}
+
+    def _steer(self) -> None:
+        """Opens seats that are wanted and closes others when they hold nothing.
 
         Raises:
-            DeviceLost: a frame, or opening, ended MAX_KILLS workers.
+            DeviceLost: the device that is asked for is not there.
         """
-        self.restart_count += 1
-        worst = opening_kills
-        for frame in self._frames:
-            if frame.issued and frame.answer is None:
-                frame.issued = False
-                frame.kills += 1
-                worst = max(worst, frame.kills)
-                self.core.stats.frames_reissued += 1
-        if worst >= MAX_KILLS:
-            raise DeviceLost(f"{worst} workers ended under one frame, the last: {why}")
+        self.core.supervisor.check_device(self.choice)
+        wanted = self._wanted()
+        for seat in self._all:
+            if seat in wanted:
+                seat.open()
+            elif seat.wanted and not seat.held:
+                seat.close()
 
-    async def _with(self, worker: Worker) -> None:
-        """Runs frames in this worker until the session moves."""
-        with worker.route("session", self.id) as inbox:
-            self._inbox = inbox
-            message = {
-                "t": "video.open", "session": self.id, "format": self.layout.format.message(),
-                "models": [model.key for model in self.models], "slots": self.layout.slots,
-                "out": {"width": self.layout.out.width, "height": self.layout.out.height},
-                "layout": self.layout.message(), "priority": self.priority, **self._wishes,
-            }  # fmt: skip
-            worker.send(message, [self.ring])
-            try:
-                ready = await inbox.expect("video.ready")
-                self._precision = str(ready.get("precision", ""))[:16]
-                self._opened = True
-                self.arrived(worker)
-                worker.counters.jobs += 1
-                while True:
-                    self._issue(worker)
-                    if self._may_move() and not any(f.issued for f in self._frames):
-                        return
-                    message = await inbox.get()
-                    if message["t"] == "frame.done":
-                        self._frame_done(worker, message)
-            finally:
-                worker.send({"t": "close", "session": self.id})
-
-    def _may_move(self) -> bool:
-        """Is the session on the CPU while the GPU is well again and has the model?"""
-        gpu = self.core.supervisor.gpu
-        if self.choice != "auto" or self._stay or self._device != "cpu" or gpu.state != "ready":
-            return False
-        loading = [gpu.models.get(model.key) for model in self.models]
-        if None in loading:
-            if self._preload is None or self._preload.done():
-                self._preload = self.core.task(self._load_gpu())
-            return False
-        return all(one and one.future.done() and not one.future.exception() for one in loading)
-
-    async def _load_gpu(self) -> None:
-        """Before the move, so that frames do not wait for it."""
-        supervisor = self.core.supervisor
+    async def _run(self) -> None:
+        """Serves the session to its end."""
+        alone = None  # since when there is no worker for it
         try:
-            for model in self.models:
-                await supervisor.load(supervisor.gpu, model)
-        except WorkerLost:
-            return
-        except PvrdError:
-            self._stay = True
+            while True:
+                self._turn.clear()
+                self._steer()
+                self._pump()
+                now = time.monotonic()
+                here = self._asleep or any(seat.ready for seat in self._all)
+                nobody = bool(self._line.frames) and not here
+                alone = (alone or now) if nobody else None
+                if alone is not None and now - alone > CHOOSE_S:
+                    workers = {seat.worker.kind: seat.worker for seat in self._all}.values()
+                    reasons = "; ".join(f"{w.kind}: {w.reason or w.state}" for w in workers)
+                    raise DeviceLost(f"no worker came within {CHOOSE_S:g} s ({reasons})")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._turn.wait(), CHOOSE_S if nobody else None)
+        except DeviceLost as e:
+            self._fail(e)
 
-    def _issue(self, worker: Worker) -> None:
-        """Gives waiting frames to the worker, at most AHEAD at a time, and drops late ones."""
-        if self._may_move():
-            return
-        held = sum(1 for f in self._frames if f.issued and f.answer is None)
-        for frame in self._frames:
-            if held >= AHEAD:
-                break
-            if frame.issued or frame.answer is not None:
-                continue
-            submit = frame.submit
-            if submit.deadline and time.monotonic_ns() > submit.deadline:
-                frame.answer = SlotMessage(DROP, submit.seq, submit.slot, pts=submit.pts)
-                continue
-            frame.issued = True
-            held += 1
-            worker.send(
-                {
-                    "t": "frame", "session": self.id, "seq": submit.seq, "slot": submit.slot,
-                    "deadline_ns": submit.deadline,
-                }
-            )  # fmt: skip
-        self._deliver()
+    # -- frames
 
-    def _frame_done(self, worker: Worker, message: Mapping[str, Any]) -> None:
-        frame = next((f for f in self._frames if f.submit.seq == message.get("seq")), None)
-        if frame is None or frame.answer is not None or not frame.issued:
-            return  # a second word about a frame
-        submit = frame.submit
-        fallback = _count(message.get("tiles_fallback"), 32)
-        frame.answer = SlotMessage(
-            DONE, submit.seq, submit.slot,
-            status=1 if message.get("status") or fallback else 0,
-            pts=submit.pts,
-            tiles=_count(message.get("tiles"), 32),
-            tiles_fallback=fallback,
-            work_ns=_count(float(message.get("ms") or 0.0) * 1e6, 64),
-            device=DEVICES[worker.kind],
-        )  # fmt: skip
-        worker.counters.frames += 1
-        stats = self.core.stats
-        stats.tiles += frame.answer.tiles
-        stats.tiles_fallback += fallback
-        stats.tiles_cpu += _count(message.get("tiles_cpu"), 32)
-        reused = _count(message.get("tiles_reused"), 32)
-        stats.tiles_reused += reused
-        self.reused_count += reused
-        if isinstance(message.get("map"), str):
-            self._tile_map = message["map"][:MAP_CHARS]
-        self._deliver()
+    def _barred(self) -> dict[int, str]:
+        """Levels that cannot be used now, and why."""
+        decision, gpu = self.core.supervisor.decision, self.core.supervisor.gpu
+        stuck = {seat.worker.kind for seat in self._all if self._line.stuck(seat)}
+        governed = self.choice == "auto" and decision.device == "cpu"
+        out: dict[int, str] = {}
+        for at, (seat, i) in enumerate(self._places):
+            kind = seat.worker.kind
+            if governed and kind == "gpu":
+                out[at] = decision.reason or "the governor keeps the GPU free"
+            elif not seat.ready or i in seat.left_out:
+                why = gpu.reason if kind == "gpu" and gpu.state != "ready" else ""
+                out[at] = why or seat.failed or f"the {kind} has not opened it yet"
+            elif kind in stuck:
+                out[at] = f"the {kind} does not answer"
+            elif not seat.ways[i].models and not self._line.timed:
+                out[at] = "it is for frames with deadlines"
+        if self.adapt and decision.precision == "low":
+            free = [at for at, (seat, i) in enumerate(self._places)
+                    if at not in out and seat.ways[i].models]  # fmt: skip
+            own = [at for at in free if self._places[at][0].ways[0].models == tuple(self.models)
+                   and self._places[at][1] == 0]  # fmt: skip
+            if len(own) < len(free):
+                why = decision.reason or "the governor asks for small networks"
+                out.update(dict.fromkeys(own, why))
+        return out
 
-    def _deliver(self) -> None:
-        stats = self.core.stats
-        while self._frames and self._frames[0].answer is not None:
-            answer = self._frames.popleft().answer
-            assert answer is not None
-            if answer.type == DROP:
-                self.dropped += 1
-                stats.frames_dropped += 1
-            else:
-                self.done_count += 1
-                stats.frames_done += 1
-                self.degraded_count += answer.status
-                stats.frames_degraded += answer.status
-            self.socket.send(answer)
+    def _pump(self) -> None:
+        """Gives waiting frames to workers, interpolates and drops late ones, answers."""
+        now, line = time.monotonic(), self._line
+        line.look(now)
+        if self._paused:
+            for frame in line.frames:
+                if frame.submit.deadline and frame.seat is None and frame.answer is None:
+                    frame.drop()  # nobody will see it
+        else:
+            self._ladder.share(self.core.supervisor.decision.share)
+            line.issue(now, self._barred())
+        line.answered(self._send)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (pause := line.next_look(now)) is not None:
+            self._timer = asyncio.get_running_loop().call_later(pause, self._turn.set)
 
+    def frame_done(self, seat: Seat, message: Mapping[str, Any], before: float) -> None:
+        """A worker's last word about a frame. before: when it said its last one before that."""
+        self._line.done(seat, message, before)
+        self._turn.set()
 
-def _count(value: Any, bits: int) -> int:
-    number = int(value) if isinstance(value, (int, float)) else 0
-    return min(max(number, 0), (1 << bits) - 1)
+    def _send(self, frame: Frame) -> None:
+        answer, stats = frame.answer, self.core.stats
+        assert answer is not None
+        if answer.type == DROP:
+            self.dropped += 1
+            stats.frames_dropped += 1
+        else:
+            self.done_count += 1
+            stats.frames_done += 1
+            self.degraded_count += answer.status
+            stats.frames_degraded += answer.status
+            self._tell_level(frame.level)
+        self.socket.send(answer)
+
+    def _tell_level(self, level: int) -> None:
+        self.set(device=self._ladder.levels[level].device)
+        told = level, self._ladder.reason if level else ""
+        if level != self._told_level[0] or bool(told[1]) != bool(self._told_level[1]):
+            self._told_level = told
+            self.core.tree.changed(self, "Level", "LevelReason")
