@@ -287,7 +287,7 @@ def decide(snapshot: Snapshot, state: State, config: Config) -> tuple[Decision, 
     held = "the GPU is held: " + ", ".join(snapshot.holds[:3])
     if len(snapshot.holds) > 3:
         held += f" and {len(snapshot.holds) - 3} more"
-    wedged = "the kernel says that the GPU is wedged"
+    wedged = snapshot.sources.get("wedged", "the kernel says that the GPU is wedged")
     state = replace(
         state,
         hold=_asked(state.hold, now, bool(snapshot.holds), HOLD_S, held),

@@ -80,7 +80,6 @@ class Steering:
             self._soon.cancel()
             self._soon = None
         self._last = loop.time()
-        self.suspend.keep_lock()
         core.sensors.work(self._working())
         now = time.monotonic()
         canary = core.supervisor.gpu.canary_ratio(now)
@@ -91,6 +90,8 @@ class Steering:
             prompt_tokens=max((s.waiting_tokens for s in core.sessions.values()), default=0),
             wedged=bool(self._wedged),
         )
+        if "idle" in snapshot.sources:  # logind told
+            self.suspend.keep_lock()
         if self._wedged:
             sources = {**snapshot.sources, "wedged": self._wedged}
             snapshot = replace(snapshot, sources=sources)

@@ -8,6 +8,7 @@ under way are computed again from their journals afterwards, frames from the rin
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -15,7 +16,7 @@ from typing import Protocol
 from pvrd import systemd
 
 PARK_S = 4.0  # less than logind waits
-AGAIN_S = 60.0  # between tries for the lock
+AGAIN_S = 60.0  # between tries for the lock when logind refuses it
 
 
 class Logind(Protocol):
@@ -54,7 +55,7 @@ class Suspend:
         self._decide = decide
         self._released = released
         self._task: asyncio.Task[None] | None = None
-        self._asked_at = -AGAIN_S
+        self._asked_at = -math.inf
         logind.on_sleep = self._on_sleep
 
     def stop(self) -> None:
@@ -64,7 +65,7 @@ class Suspend:
             self._task.cancel()
 
     def keep_lock(self) -> None:
-        """Sees to it that the lock is held while the system is awake; for every news of logind."""
+        """Sees to it that the lock is held while the system is awake; whenever logind is there."""
         busy = self._task is not None and not self._task.done()
         now = time.monotonic()
         if busy or self._logind.inhibiting or self._logind.sleeping:
@@ -74,7 +75,8 @@ class Suspend:
             self._begin(self._take())
 
     async def _take(self) -> None:
-        await self._logind.inhibit()
+        if await self._logind.inhibit():
+            self._asked_at = -math.inf  # should logind be started anew, it is asked at once
 
     def _begin(self, work: Awaitable[None]) -> None:
         if self._task is not None:

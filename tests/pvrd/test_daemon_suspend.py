@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suspend, with python-dbusmock's logind on a private system bus and fake workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pvrd.bus import BusAddress, BusError, Connection, V, plain
+
+pytestmark = pytest.mark.bus
+LONG = 30.0
+LOGIND, MANAGER = "org.freedesktop.login1", "org.freedesktop.login1.Manager"
+PATH = "/org/freedesktop/login1"
+# Debian's, which has the bindings that dbusmock needs.
+PYTHON = "/usr/bin/python3"
+
+
+class Logind:
+    """A mocked logind on a system bus of its own."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._loop = asyncio.new_event_loop()
+        self._mock = subprocess.Popen(
+            [PYTHON, "-m", "dbusmock", "--system", "-t", "logind", "-p", "{}"],
+            env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": address},
+            stdout=subprocess.DEVNULL,
+        )
+        self._connection = self._loop.run_until_complete(
+            Connection.connect(BusAddress.parse(address))
+        )
+
+    def call(self, interface: str, member: str, signature: str = "", *body: Any) -> Any:
+        reply = self._loop.run_until_complete(
+            self._connection.call(LOGIND, PATH, interface, member, signature, list(body))
+        )
+        reply.close()
+        return plain(reply.body[0]) if reply.body else None
+
+    def locks(self) -> list[Any]:
+        """Inhibitors that are held."""
+        try:
+            return list(self.call(MANAGER, "ListInhibitors"))
+        except BusError:
+            return []  # it is not there yet
+
+    def sleep(self, on: bool) -> None:
+        self.call(
+            "org.freedesktop.DBus.Mock", "EmitSignal", "sssav",
+            MANAGER, "PrepareForSleep", "b", [V("b", on)],
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._connection.close()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+        self._mock.kill()
+        self._mock.wait(LONG)
+
+
+@pytest.fixture(scope="module")
+def logind() -> Iterator[Logind]:
+    process = subprocess.Popen(
+        ["dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    mocked = Logind(process.stdout.readline().decode().strip())
+    yield mocked
+    mocked.close()
+    process.terminate()
+    process.wait(LONG)
+    process.stdout.close()
+
+
+def test_suspend_parks_all_jobs_gives_the_memory_back_and_loses_nothing(
+    start: Any, caller: Any, lines: Any, until: Any, logind: Logind
+) -> None:
+    daemon = start(DBUS_SYSTEM_BUS_ADDRESS=logind.address)
+    caller.state("gpu")
+    until(lambda: len(logind.locks()) == 1, "the delay lock")
+    what, who, why, mode = logind.locks()[0][:4]
+    assert (what, who, mode) == ("sleep", "pvrd", "delay")
+    assert why
+    streams = {
+        kind: lines(caller.generate(caller.open_text(device=choice), "slow", max_tokens=300))
+        for kind, choice in (("gpu", "auto"), ("cpu", "cpu"))
+    }
+    said: dict[str, list[Any]] = {kind: [stream.next()] for kind, stream in streams.items()}
+    assert {kind: first[0]["device"] for kind, first in said.items()} == {
+        "gpu": "gpu",
+        "cpu": "cpu",
+    }
+    gpu = next(d["pid"] for d in caller.get("Devices") if d["kind"] == "gpu")
+    for night in range(1, 5):  # more often than a job may end workers
+        logind.sleep(True)
+        until(lambda n=night: daemon.text().count("parked for suspend") == n, "all parked")
+        assert not os.path.exists(f"/proc/{gpu}")
+        until(lambda: logind.locks() == [], "leave to sleep")
+        decision = caller.get("Decision")
+        assert decision["parked"]
+        assert "goes to sleep" in decision["reason"]
+        assert "goes to sleep" in caller.get("Reason")
+        logind.sleep(False)
+        until(lambda: len(logind.locks()) == 1, "the next delay lock")
+        caller.state("gpu")
+        gpu = next(d["pid"] for d in caller.get("Devices") if d["kind"] == "gpu")
+    for kind, stream in streams.items():
+        said[kind] += stream.rest()
+        tokens = [line["n"] for line in said[kind] if line["type"] == "token"]
+        assert tokens == list(range(300)), kind
+        assert said[kind][-1]["type"] == "end"
+        assert said[kind][-1]["device"] == kind
+    assert "DeviceLost" not in daemon.text()
+
+
+def test_jobs_wait_while_the_system_sleeps(
+    start: Any, caller: Any, lines: Any, until: Any, logind: Logind
+) -> None:
+    daemon = start(DBUS_SYSTEM_BUS_ADDRESS=logind.address)
+    caller.state("gpu")
+    logind.sleep(True)
+    until(lambda: "parked for suspend" in daemon.text(), "all parked")
+    stream = lines(caller.generate(caller.open_text(), "hello", max_tokens=3))
+    until(lambda: caller.get("Decision")["parked"], "parked")
+    assert plain(caller.call("GetStatistics").body[0])["jobs"]["running"] == 0
+    logind.sleep(False)
+    said = stream.rest()
+    assert said[0]["device"] == "gpu"
+    assert said[-1]["type"] == "end"
