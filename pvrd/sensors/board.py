@@ -161,7 +161,7 @@ class Sensors:
         if self.pressure.refused:
             out.append(unknown("psi_triggers", self.pressure.refused))
         if not self.udev.absent:
-            out.append(Reading("udev", "watching", "netlink"))
+            out.append(Reading("udev", self.udev.events, "netlink", "events"))
         else:
             out.append(unknown("udev", self.udev.absent))
         return out

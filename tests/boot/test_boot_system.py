@@ -151,6 +151,33 @@ def test_first_call_starts_it_and_status_reads_well(installed, until) -> None:
     assert installed.run("pvrctl", "doctor", user="tester", check=False).returncode in (0, 1)
 
 
+def sensors(installed) -> dict[str, dict]:
+    """The sensors' rows by their names."""
+    return {row["name"]: row for row in installed.ctl("stats")["sensors"]}
+
+
+def test_sensors_work_in_the_sandbox(installed, until) -> None:
+    """What the unit lets through: logind and its lock, /proc/pressure, udev's events."""
+    seen = sensors(installed)
+    assert seen["idle"]["source"].startswith("logind"), seen["idle"]
+    assert seen["psi_cpu"]["source"] == "/proc/pressure/cpu"
+    assert "psi_triggers" not in seen or "6.4" in seen["psi_triggers"]["source"]
+    events = seen["udev"]["value"]
+    assert isinstance(events, int), seen["udev"]
+    installed.run(
+        "python3", "/mnt/tree/tests/boot/udev_event.py", "ACTION=change", "SUBSYSTEM=drm",
+        "DEVPATH=/devices/platform/none.gpu/drm/card9", "DEVNAME=/dev/dri/card9", "SEQNUM=1",
+        "HOTPLUG=1",
+    )  # fmt: skip
+    until("udev is heard", lambda: sensors(installed)["udev"]["value"] > events)
+    locks = installed.text(
+        "busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1",
+        "org.freedesktop.login1.Manager", "ListInhibitors",
+    )  # fmt: skip
+    assert '"sleep" "pvrd"' in locks
+    assert '"delay"' in locks
+
+
 def test_polkit_keeps_models_from_users_and_gives_them_to_root(installed) -> None:
     add = ["pvrctl", "models", "add", "/mnt/share/tiny.gguf", "--name", "tiny"]
     refused = installed.run(*add, user="tester", check=False)
