@@ -20,6 +20,8 @@ PAD = 64  # floats behind the last tile, read by the last window of a row
 # Sides of a tile where nobody asks for others. On CPUs a strip of two activations stays in the
 # second cache; on GPUs a dispatch has to fill the device, and a slice has to stay short.
 CPU_TILE = (512, 96)
+# Light networks in one call stream their rows on chip, so that larger tiles do less in vain.
+CPU_LIGHT_TILE, LIGHT_CHANNELS = (1024, 288), 8
 GPU_TILE = (240, 128)
 # A large GPU does a frame in some milliseconds if it gets it in one piece: as many rows at once.
 LARGE_GPU_ROWS = 1088
@@ -107,15 +109,19 @@ def plan(
     scale: int = 2,
     fused: bool = False,
     spread: int = 0,
+    fine: bool = True,
 ) -> Tiling:
     """The cuts for a frame on a device. tile: the side to keep to, 0 for the device's own, or what
     its bindings and its grid can hold. fused: the luma network is one call; spread: as Tiling's.
+    fine: tiles may keep their results from frame to frame, so that small ones are of use.
 
     Cuts are made equal, since a tile at the border costs as much as any other. tw is a multiple of
     8 and th even, so that output words and rows, also of half-size chroma, belong to one tile.
     """
     limits = device.limits
     wide, high = CPU_TILE if device.kind == "cpu" else GPU_TILE
+    if device.kind == "cpu" and fused and not fine and channels <= LIGHT_CHANNELS:
+        wide, high = CPU_LIGHT_TILE
     held, most = channels, SLICE_FLOATS  # channels of activations, and floats of a slice
     if fused and device.kind == "gpu":
         held, most = FUSED_CHANNELS, limits.max_storage_range // 4

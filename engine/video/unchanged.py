@@ -62,6 +62,11 @@ class Unchanged:
         self._known: Flags = np.zeros((len(windows), columns), bool)
         self._restless = 0
 
+    @property
+    def restless(self) -> bool:
+        """Does everything change, and has of late?"""
+        return self._restless > RESTLESS
+
     def forget(self) -> None:
         """No tile's result is to be used again."""
         self._known[:] = False
@@ -69,7 +74,7 @@ class Unchanged:
     def changed(self, planes: Sequence[Bytes]) -> Flags:
         """[bands, columns]: the tiles that have to be computed for a frame."""
         found = ~self._known
-        if self._restless > RESTLESS:
+        if self.restless:
             if self._any_still(planes):
                 self._restless = 0
             return found  # all: none is known
@@ -99,7 +104,7 @@ class Unchanged:
         that are not good are not to be used again.
         """
         self._restless = self._restless + 1 if computed.all() else 0
-        if self._restless > RESTLESS:
+        if self.restless:
             self._known[:] = False
             for windows in self._windows:
                 for plane, window in enumerate(windows):

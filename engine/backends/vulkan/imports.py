@@ -40,7 +40,9 @@ def host(
     name = "vkGetMemoryHostPointerPropertiesEXT"
     address = vk.ffi.cast("void*", memory.ctypes.data)
     ask = vk.vkGetDeviceProcAddr(dev, name)
-    bits = int(call(name, ask, dev, _HOST, address).memoryTypeBits)
+    found = vk.VkMemoryHostPointerPropertiesEXT()
+    call(name, ask, dev, _HOST, address, found)
+    bits = int(found.memoryTypeBits)
     external = vk.VkExternalMemoryBufferCreateInfo(handleTypes=_HOST)
     info = vk.VkBufferCreateInfo(
         pNext=external,
