@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a desktop beside pvrd's CPU path loses: Weston without a screen and an animated window.
+
+    python -m benchmarks.qos_weston [--quick] [--json] [--threads N] [--rounds N] [--llama]
+
+The window draws 1024 x 600 pixels whenever the compositor asks, alone, beside pvrd that writes a
+text and enlarges a video (device cpu, pvr-agent running), and beside a program that takes as many
+threads at normal priority: llama.cpp's llama-bench with the same model where it is built (--llama
+builds it), else threads that only count. Cases take turns. Rows: `window NAME` has pvrd against
+`alone` and against the other program; the medians of all rounds.
+
+    frames         frames of the window that were presented, a second
+    missed         refreshes without a new frame, a second (smaller is better)
+    latency        commit to presentation, median and p99
+    longest        between two frames that were shown
+
+Weston without a screen has no counter of refreshes (seq is 0) and no fixed raster: a frame is
+"presented" 16 ms after it was drawn, so that alone it shows 1 / (16 ms + drawing) frames a second
+and not 60, and a refresh is missed where a gap reaches 1.75 intervals. What is compared is one
+compositor with itself.
+
+`work` rows are what pvrd got done beside the window, against itself without one. `property` rows
+are the time of reading a property of pvrd (State) while both workers are saturated (the GPU worker
+with a software device, where there is one), against the target of 5 ms, against pvrd idle, and
+against a call that the bus answers itself under the same load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import runpy
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common, peers
+from benchmarks.qos_clients import Program, Shown, program, shown, weston
+from benchmarks.text_cpu import smollm2
+from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, Connection
+
+WINDOW = "1024x600"
+VIDEO = "480x270"
+TARGET_MS = 5.0
+READS, PAUSE_S = 200, 0.01
+NAME, PATH = "org.pvrd.Pvrd1", "/org/pvrd/Pvrd1"
+TOOLS = runpy.run_path(str(common.ROOT / "tools/with-pvrd"))
+Case = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@contextlib.contextmanager
+def pvrd(folder: Path, gpu: bool, threads: int) -> Iterator[dict[str, str]]:
+    """A bus and a daemon of its own; the environment of its clients."""
+    folder.mkdir()
+    config = folder / "pvrd.toml"
+    device = "enabled = true\nallow_software = true" if gpu else "enabled = false"
+    config.write_text(f"[gpu]\n{device}\n[cpu]\nthreads = {threads}\n")
+    with TOOLS["bus"](folder) as address:
+        arguments = ["--config", str(config)]
+        with TOOLS["daemon"](folder, address, arguments, folder / "pvrd.log"):
+            yield {**os.environ, "PVRD_BUS": address, "DBUS_SESSION_BUS_ADDRESS": address}
+
+
+@contextlib.contextmanager
+def working(env: dict[str, str], device: str = "cpu") -> Iterator[list[Program]]:
+    """A text and a video under way; their results can be had once it ends."""
+    both = [
+        program(["text", "--device", device], env),
+        program(["video", "--device", device, "--size", VIDEO], env),
+    ]
+    try:
+        for each in both:
+            each.works()
+        yield both
+    finally:
+        for each in both:
+            each.process.terminate()
+        for each in both:
+            each.process.wait()
+
+
+@contextlib.contextmanager
+def other(env: dict[str, str], threads: int, llama: Path | None) -> Iterator[None]:
+    """The other program."""
+    if llama is None:
+        spinning = program(["spin", "--threads", str(threads)], env)
+        spinning.works()
+        try:
+            yield
+        finally:
+            spinning.result()
+        return
+    command = [str(llama / "llama-bench"), "-m", str(smollm2()), "-t", str(threads)]
+    command += ["-p", "0", "-n", "512", "-r", "1000"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(1.0)  # it loads
+        yield
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def rates(both: list[Program]) -> tuple[float, float]:
+    """Tokens and frames a second."""
+    found = [each.result() for each in both]
+    return found[0]["done"] / found[0]["seconds"], found[1]["done"] / found[1]["seconds"]
+
+
+def window(env: dict[str, str], seconds: float) -> Shown:
+    """One run of the window."""
+    run = program(["desktop", "--seconds", str(seconds), "--size", WINDOW], env)
+    return shown(run.result(stop=False))
+
+
+def beside(args: argparse.Namespace, folder: Path) -> Iterator[common.Row]:
+    """The three cases in turn."""
+    llama = _llama(args)
+    seconds, rounds = (3.0, 1) if args.quick else (10.0, args.rounds)
+    found: dict[str, list[Shown]] = {"alone": [], "pvrd": [], "other": []}
+    with_window: list[tuple[float, float]] = []
+    without: list[tuple[float, float]] = []
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(pvrd(folder / "cpu", False, args.threads))
+        (folder / "weston").mkdir()
+        screen = stack.enter_context(weston(folder / "weston"))
+        agent = [sys.executable, "-m", "pvrd.agent", "--window", "--bus", ours["PVRD_BUS"]]
+        watching = subprocess.Popen(agent, env={**screen, **ours, **_of(screen)})
+        stack.callback(watching.wait)
+        stack.callback(watching.terminate)
+        for _ in range(rounds):
+            found["alone"].append(window(screen, seconds))
+            with working(ours) as both:
+                found["pvrd"].append(window(screen, seconds))
+                with_window.append(rates(both))
+            with other(screen, args.threads, llama):
+                found["other"].append(window(screen, seconds))
+            with working(ours) as both:
+                time.sleep(seconds)
+                without.append(rates(both))
+    name = "llama.cpp" if llama else f"{args.threads} busy threads"
+    yield from _rows(found, "alone", "alone")
+    yield from _rows(found, "other", name)
+    for i, (what, unit) in enumerate((("text", "tokens/s"), ("video", "frames/s"))):
+        pair = [statistics.median(r[i] for r in runs) for runs in (with_window, without)]
+        yield common.row(f"work {what} beside the window", unit, pair[0], pair[1], "no window")
+
+
+def _of(screen: dict[str, str]) -> dict[str, str]:
+    return {key: screen[key] for key in ("XDG_RUNTIME_DIR", "WAYLAND_DISPLAY")}
+
+
+def _llama(args: argparse.Namespace) -> Path | None:
+    """Where llama.cpp is built; built now when that is asked for."""
+    if args.llama:
+        return peers.llama_cpp()
+    built = peers.cache() / f"llama-cpp-python-{peers.LLAMA_VERSION}/build/bin"
+    return built if (built / "llama-bench").exists() else None
+
+
+def _rows(found: dict[str, list[Shown]], peer: str, name: str) -> Iterator[common.Row]:
+    def middle(case: str, field: str) -> float:
+        return statistics.median(getattr(one, field) for one in found[case])
+
+    for label, field, unit in (
+        ("frames", "per_s", "frames/s"),
+        ("missed", "missed_per_s", "refreshes/s"),
+        ("latency", "latency_ms", "ms"),
+        ("latency p99", "latency_p99_ms", "ms"),
+        ("longest", "longest_ms", "ms"),
+    ):
+        ours, theirs = middle("pvrd", field), middle(peer, field)
+        if label == "missed":
+            ratio = theirs / ours if ours else None
+            yield common.Row(f"window {label}", unit, ours, theirs, name, ratio)
+        else:
+            yield common.row(f"window {label}", unit, ours, theirs, name)
+
+
+# -- the control plane
+
+
+async def _timed(address: str, reads: int) -> tuple[list[float], list[float]]:
+    """Sorted milliseconds of reading a property of pvrd, and of a call to the bus itself."""
+    connection = await Connection.connect(BusAddress.parse(address))
+    ours, theirs = [], []
+    for _ in range(reads):
+        begin = time.perf_counter()
+        body = [f"{NAME}.Manager", "State"]
+        (await connection.call(NAME, PATH, PROPERTIES, "Get", "ss", body)).close()
+        middle = time.perf_counter()
+        (await connection.call(BUS, BUS_PATH, BUS, "GetId")).close()
+        theirs.append(1e3 * (time.perf_counter() - middle))
+        ours.append(1e3 * (middle - begin))
+        await asyncio.sleep(PAUSE_S)
+    connection.close()
+    return sorted(ours), sorted(theirs)
+
+
+def _p99(times: list[float]) -> float:
+    return times[min(len(times) - 1, len(times) * 99 // 100)]
+
+
+def control(args: argparse.Namespace, folder: Path) -> Iterator[common.Row]:
+    """Reads while both workers have all the work that they take."""
+    reads = READS if args.quick else 10 * READS
+    with contextlib.ExitStack() as stack:
+        env = stack.enter_context(pvrd(folder / "both", True, args.threads))
+        address = env["PVRD_BUS"]
+        idle, _ = asyncio.run(_timed(address, reads))
+        stack.enter_context(working(env, "cpu"))
+        label = "cpu"
+        with contextlib.suppress(SystemExit):
+            stack.enter_context(working(env, "gpu"))
+            label = "cpu and gpu"
+        busy, bus = asyncio.run(_timed(address, reads))
+    name = f"property p99, {label} busy"
+    yield common.row(name, "ms", _p99(busy), TARGET_MS, "target")
+    yield common.row(name, "ms", _p99(busy), _p99(idle), "idle")
+    yield common.row(name, "ms", _p99(busy), _p99(bus), "the bus itself")
+    middle = statistics.median(busy)
+    yield common.row(
+        f"property median, {label} busy", "ms", middle, statistics.median(idle), "idle"
+    )
+
+
+def measure(args: argparse.Namespace) -> list[common.Row]:
+    with tempfile.TemporaryDirectory(prefix="qos-") as name:
+        folder = Path(name)
+        return [*beside(args, folder), *control(args, folder)]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=5, help="of all cases (5)")
+    parser.add_argument("--llama", action="store_true", help="builds llama.cpp where it is missing")
+
+
+def facts() -> dict[str, str]:
+    said = subprocess.run(["weston", "--version"], capture_output=True, text=True, check=True)
+    load = " ".join(f"{x:.1f}" for x in os.getloadavg())
+    return {"compositor": f"{said.stdout.strip()}, headless, pixman", "load average": load}
+
+
+if __name__ == "__main__":
+    sys.exit(common.main((__doc__ or "").splitlines()[0], measure, options, facts))
