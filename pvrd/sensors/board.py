@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pvrd.bus import BusAddress, BusError, Connection
@@ -57,6 +57,7 @@ class Sensors:
         self._tasks: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
         self._reading = asyncio.Lock()
+        self._due: set[str] = set()
         self._running = False
         self._told = False
 
@@ -68,8 +69,8 @@ class Sensors:
         if not self._config.flag("sensors.system"):
             return
         self.udev.start()
-        self.battery.read()
-        self.thermal.read(time.monotonic())
+        await self._read_power()
+        await self._read_slowly()
         if not await self._join():
             self._later(self._rejoin())
 
@@ -183,7 +184,7 @@ class Sensors:
         """Reads everything that can be read now, once."""
         if not self._running or not self._config.flag("sensors.system"):
             return
-        self.battery.read()
+        await self._read_power()
         await self.logind.read()
         await self._read_slowly()
 
@@ -243,15 +244,16 @@ class Sensors:
             await asyncio.sleep(POLL_S)
 
     async def _read_slowly(self) -> None:
-        now = time.monotonic()
         fdinfo = self._config.flag("sensors.fdinfo")
 
         def read() -> bool:
+            now = time.monotonic()
             if fdinfo:
                 self.fdinfo.read(now)
             return self.thermal.read(now)
 
         async with self._reading:
+            self._due.discard("heat")
             changed = await asyncio.to_thread(read)
         if changed:
             self._changed()
@@ -263,19 +265,31 @@ class Sensors:
             self._polling = None
         self.fdinfo.forget()
 
-    def _power(self) -> None:
-        if self.battery.read():
+    async def _read_power(self) -> None:
+        async with self._reading:
+            self._due.discard("power")  # events from here on need another look
+            changed = await asyncio.to_thread(self.battery.read)
+        if changed:
             self._changed()
 
+    def _power(self) -> None:
+        self._look("power", self._read_power)
+
     def _heat(self) -> None:
-        self._later(self._read_slowly())
+        self._look("heat", self._read_slowly)
+
+    def _look(self, what: str, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Reads soon; once for all the events that come until it begins."""
+        if what not in self._due:
+            self._due.add(what)
+            self._later(read())
 
     def _device(self, event: DeviceEvent) -> None:
         if self.on_device is not None:
             self.on_device(event)
         self._changed()
 
-    def _later(self, work: Any) -> None:
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

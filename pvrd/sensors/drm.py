@@ -91,7 +91,7 @@ def parse(content: str) -> Client | None:
         match = _KEY.fullmatch(key)
         if match is None:
             values[key] = value
-        elif value.split()[:1] and value.split()[0].isdigit():
+        elif re.fullmatch(r"[0-9]{1,20}( .*)?", value):
             numbers.setdefault(match[2], {})[match[1]] = int(value.split()[0])
     if "drm-driver" not in values or "drm-client-id" not in values:
         return None

@@ -78,7 +78,7 @@ def test_a_fdinfo_file() -> None:
     assert client.engines == {"rcs": Engine(28257900, 7655183225, 1), "ccs": Engine(50, 100, 4)}
     assert parse("pos:\t0\nflags:\t02\n") is None
     assert parse("drm-driver:\tpowervr\n") is None
-    odd = parse("drm-driver:\tx\ndrm-client-id:\t1\ndrm-engine-a:\t\ndrm-engine-b:\tmany ns\n")
+    odd = parse("drm-driver:\tx\ndrm-client-id:\t1\ndrm-engine-a:\t\ndrm-engine-b:\t² ns\n")
     assert odd is not None
     assert odd.engines == {}
 
