@@ -2,6 +2,7 @@
 """What a desktop beside pvrd's CPU path loses: Weston without a screen and an animated window.
 
     python -m benchmarks.qos_weston [--quick] [--json] [--threads N] [--rounds N] [--llama]
+        [--parts window,property]
 
 The window draws 1024 x 600 pixels whenever the compositor asks, alone, beside pvrd that writes a
 text and enlarges a video (device cpu, pvr-agent running), and beside a program that takes as many
@@ -235,10 +236,12 @@ def control(args: argparse.Namespace, folder: Path) -> Iterator[common.Row]:
 def measure(args: argparse.Namespace) -> list[common.Row]:
     with tempfile.TemporaryDirectory(prefix="qos-") as name:
         folder = Path(name)
-        return [*beside(args, folder), *control(args, folder)]
+        rows = list(beside(args, folder)) if "window" in args.parts else []
+        return rows + (list(control(args, folder)) if "property" in args.parts else [])
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", default="window,property", help="which (window,property)")
     parser.add_argument("--rounds", type=int, default=5, help="of all cases (5)")
     parser.add_argument("--llama", action="store_true", help="builds llama.cpp where it is missing")
 
