@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TESTBED = Path(__file__).with_name("testbed.py")
 
 
@@ -30,6 +32,14 @@ def test_a_battery_runs_down() -> None:
     assert (low["battery"], low["on_battery"]) == (19.0, True)
     assert (charging["battery"], charging["on_battery"]) == (19.0, False)
     assert low["sources"]["battery"] == "/sys/class/power_supply: AC, BAT0"  # not the mouse
+
+
+@pytest.mark.bus
+def test_a_battery_runs_down_as_upower_sees_it() -> None:
+    files, low = play("upower")
+    assert files["sources"]["battery"] == "/sys/class/power_supply: AC, BAT0"
+    assert (low["battery"], low["on_battery"]) == (18.0, True)
+    assert low["sources"] == {"battery": "UPower", "on_battery": "UPower"}
 
 
 def test_a_zone_heats_up_past_its_trip() -> None:

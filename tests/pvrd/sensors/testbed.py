@@ -8,10 +8,14 @@ plays one and prints what the sensors said, a JSON object a line.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -25,6 +29,7 @@ from pvrd.sensors import DeviceEvent, Sensors
 from pvrd.sensors.drm import find_gpus
 
 LONG = 30.0
+UPOWERD = ("/usr/libexec/upowerd", "/usr/lib/upower/upowerd", "/usr/libexec/upower/upowerd")
 
 
 class Testbed:
@@ -212,8 +217,57 @@ async def busy(stage: Stage) -> None:
     print(json.dumps({"driver": gpu.driver, "source": row["source"]}), flush=True)
 
 
+async def upower(stage: Stage) -> None:
+    """The battery's scene again, through a real upowerd on a system bus of its own."""
+    bed = stage.bed
+    mains = bed.add("power_supply", "AC", "", {"type": "Mains", "online": "1"})
+    cell = bed.add(
+        "power_supply", "BAT0", "",
+        {"type": "Battery", "present": "1", "status": "Discharging", "capacity": "80",
+         "energy_full": "50000000", "energy_full_design": "60000000", "energy_now": "40000000",
+         "power_now": "10000000", "voltage_now": "12000000", "technology": "Li-ion"},
+    )  # fmt: skip
+    upowerd = next(p for p in map(Path, UPOWERD) if p.exists())
+    with contextlib.ExitStack() as stack:
+        bus = stack.enter_context(
+            subprocess.Popen(
+                ["dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile"],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )
+        )  # fmt: skip
+        stack.callback(bus.terminate)
+        assert bus.stdout is not None
+        os.environ["UPOWER_HISTORY_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
+        os.environ["DBUS_SYSTEM_BUS_ADDRESS"] = bus.stdout.readline().decode().strip()
+        await stage.sensors.start()
+        stage.tell("battery", "on_battery")  # /sys alone
+        daemon = stack.enter_context(
+            subprocess.Popen([str(upowerd)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
+        stack.callback(daemon.terminate)
+
+        def told(level: float, on_battery: bool) -> Callable[[], bool]:
+            def true() -> bool:
+                snapshot = stage.sensors.snapshot(time.monotonic())
+                return (snapshot.battery, snapshot.on_battery) == (level, on_battery) and (
+                    snapshot.sources["battery"] == snapshot.sources["on_battery"] == "UPower"
+                )
+
+            return true
+
+        await stage.until(told(80.0, False))
+        bed.set(mains, "online", "0")
+        bed.event(mains, "change")
+        await stage.until(told(80.0, True))
+        bed.set(cell, "energy_now", "9000000")
+        bed.set(cell, "capacity", "18")
+        bed.event(cell, "change")
+        await stage.until(told(18.0, True))
+        stage.tell("battery", "on_battery")
+
+
 SCENES: dict[str, Callable[[Stage], Awaitable[None]]] = {
-    "battery": battery, "thermal": thermal, "gpu": gpu, "busy": busy,
+    "battery": battery, "thermal": thermal, "gpu": gpu, "busy": busy, "upower": upower,
 }  # fmt: skip
 
 
