@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pvrd.sensors.reading import Reading, entries, unknown
+from pvrd.sensors.reading import Reading, entries, text, unknown
 
 # Drivers whose fdinfo is left alone: name -> (kernels before this, or None for all; why).
 BREAKS: Mapping[str, tuple[tuple[int, int] | None, str]] = {
@@ -148,7 +148,7 @@ class Fdinfo:
         self._kernel = _version(platform.release() if kernel is None else kernel)
         self._own: frozenset[int] = frozenset()
         self._wanted = ""
-        self._files: list[Path] = []  # fdinfo files of our GPU's clients, as they were found
+        self._files: list[str] = []  # fdinfo files of our GPU's clients, as they were found
         self._hidden = 0
         self._looked_s: float | None = None
         self._last: tuple[float, dict[str, Client]] | None = None
@@ -233,38 +233,42 @@ class Fdinfo:
         return f"off for the driver {gpu.driver}: {why}"
 
     def _search(self, gpu: Gpu) -> None:
+        # Thousands of fds: strings, and no objects for their paths.
         self._files = []
         self._hidden = 0
-        numbers = [e for e in entries(self._proc) if e.name.isdigit()]
-        if not any(e.name == "1" for e in numbers):
+        try:
+            numbers = [name for name in os.listdir(self._proc) if name.isdecimal()]
+        except OSError:
+            numbers = []
+        if "1" not in numbers:
             self._hidden = 1  # ProtectProc=, hidepid=: others are not even listed
-        for process in numbers:
-            if int(process.name) in self._own:
+        for number in numbers:
+            if int(number) in self._own:
                 continue
+            folder = f"{self._proc}/{number}"
             try:
-                fds = list(os.scandir(process / "fd"))
+                with os.scandir(f"{folder}/fd") as fds:
+                    found = [fd.name for fd in fds if _link(fd.path) in gpu.nodes]
             except PermissionError:
                 self._hidden += 1
                 continue
             except OSError:
                 continue  # it ended meanwhile
-            self._files += [
-                process / "fdinfo" / fd.name for fd in fds if _link(Path(fd.path)) in gpu.nodes
-            ]
+            self._files += [f"{folder}/fdinfo/{fd}" for fd in found]
 
     def _clients(self, gpu: Gpu) -> dict[str, Client]:
         clients: dict[str, Client] = {}
         for path in self._files:
-            try:
-                client = parse(path.read_text(encoding="utf-8", errors="replace"))
-            except OSError:
+            content = text(Path(path))
+            if content is None:
                 continue  # closed, or its process ended
+            client = parse(content)
             if client is not None and client.pdev in ("", gpu.parent):
                 clients[client.number] = client
         return clients
 
 
-def _link(path: Path) -> str:
+def _link(path: Path | str) -> str:
     try:
         return os.readlink(path)
     except OSError:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from pvrd.sensors import drm
 from pvrd.sensors.drm import Client, Engine, Fdinfo, find_gpus, parse, share
+from pvrd.sensors.reading import text
 from pvrd.sensors.udev import DeviceEvent, drm_event
 
 XE = """pos:\t0
@@ -178,13 +180,7 @@ def test_drivers_that_are_left_alone(
     machine.gpu("gpu", driver)
     machine.opens(100, 5, "/dev/dri/renderD128", 1, 0)
     read: list[Path] = []
-    whole = Path.read_text
-
-    def seen(path: Path, *args: Any, **kwargs: Any) -> str:
-        read.append(path)
-        return whole(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "read_text", seen)
+    monkeypatch.setattr(drm, "text", lambda path: read.append(path) or text(path))
     value, why = told(machine.sensor(kernel), 0.0)
     assert value is None
     assert off in why
