@@ -9,8 +9,8 @@ Pure: times are arguments, nothing is measured or waited for here. In this order
    promised to work without a deadline, so that frames do not take everything;
 2. the earliest deadline among those that can be met. That is decided once for each deadline by the
    demand up to it: the work left of those that were let in before, the shares of all others, and
-   one slice that cannot be interrupted. A deadline that cannot be met is no deadline, so it makes no
-   other late; but where a cheap end (`rescue_s`) can still be had in time, its last moment counts;
+   one slice that cannot be interrupted. A deadline that cannot be met is no deadline, so it makes
+   no other late; but where a cheap end (`rescue_s`) can be had in time, its last moment counts;
 3. the highest level: priorities 12-15, 8-11, 4-7, 0-3. Within a level time is shared by weight,
    1 + priority % 4, by stride scheduling (Waldspurger and Weihl 1995): what was idle starts level
    with the others and has saved up nothing.
@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 
 MAX_PRIORITY = 15
 A_LEVEL = 4  # priorities of a level
-AGE_S = 0.25  # of waiting, from which on a task is served as one that may starve
+AGE_S = 0.05  # of waiting, from which on a task is served as one that may starve
 AGED = 0.03  # share of the time for those
 OTHERS = 0.1  # of what is not promised: for work without a deadline
 CREDIT_S = 0.5  # so far back, times the share, more than the share counts towards it
 _FADE = 0.95  # of what a frame was seen to take, from frame to frame
+_HOPE = 0.98  # the same of one that did not get its time: now and then it is tried again
 
 
 def level(priority: int) -> int:
@@ -85,6 +86,7 @@ class _Entry:
     let_in: bool = False
     cheap: bool = False  # let in for its rescue alone
     rescued: bool = False
+    proven: bool = False  # its last deadline was met
     rescue: float = 0.0
     spent: float = 0.0  # on the present deadline's work
     total: float = 0.0  # what such work was seen to take
@@ -96,8 +98,7 @@ class _Entry:
         """Seconds that its deadline still asks for, as far as it is known."""
         if self.cheap:
             return self.rescue + self.slice
-        left = self.total - self.spent
-        return max(left if left > 0 else self.spent, self.slice)  # beyond it: as much again
+        return max(abs(self.total - self.spent), self.slice)  # beyond it: as much again
 
     def due(self, deadline: float | None, rescue: float) -> None:
         """Takes the present deadline; a new one means that the work for the last is done."""
@@ -105,8 +106,11 @@ class _Entry:
         if deadline == self.deadline:
             return
         if self.deadline is not None and self.spent:
-            faded = _FADE * self.total
-            self.total = faded if self.rescued else max(self.spent, faded)
+            self.proven = self.let_in and not self.rescued
+            if self.rescued:
+                self.total *= _HOPE
+            else:
+                self.total = max(self.spent, _FADE * self.total)
         self.deadline, self.spent = deadline, 0.0
         self.let_in = self.cheap = self.rescued = False
 
@@ -169,12 +173,12 @@ class Scheduler:
         for account in self._accounts.values():
             if account.share and account not in accounts:
                 account.lag = min(account.lag, 0.0)  # what it did not ask for it is not owed
-        old = max(there, key=lambda e: now - e.since)
-        starving = old if now - old.since > AGE_S else None
         promised = sum(account.share for account in accounts)
         self._others.share = OTHERS * max(0.0, 1.0 - promised)
         urgent = self._urgent(there, accounts, now)
         plain = [e for e in there if e not in urgent]
+        old = max(plain, key=lambda e: now - e.since, default=None)
+        starving = old if old is not None and now - old.since > AGE_S else None
         behind = [a for a in accounts if a.lag > 0]
         turn: _Turn | None = None
         own = []
@@ -258,7 +262,9 @@ class Scheduler:
         dated.sort(key=lambda e: e.deadline or 0.0)
         for entry in dated:
             if entry.let_in and now + entry.work > (entry.deadline or 0.0):
-                entry.let_in = entry.cheap  # it was hoped for too long: perhaps the cheap end
+                if not entry.cheap:  # it was hoped for too long
+                    entry.total, entry.rescued = max(entry.total, 1.5 * entry.spent), True
+                entry.let_in = entry.cheap
                 if entry.let_in and now > (entry.deadline or 0.0):
                     entry.let_in = entry.cheap = False
         for entry in sorted(dated, key=lambda e: (-e.level, e.deadline or 0.0)):
@@ -267,6 +273,16 @@ class Scheduler:
             entry.let_in, entry.cheap = True, False
             if self._fits(entry, dated, accounts, now):
                 continue
+            if entry.proven:  # what was met before goes before what is tried
+                tried = [e for e in dated if e.let_in and not (e.proven or e.cheap or e is entry)]
+                for other in tried:
+                    other.let_in = False
+                if self._fits(entry, dated, accounts, now):
+                    for other in tried:
+                        other.rescued = True
+                    continue
+                for other in tried:
+                    other.let_in = True
             entry.cheap = entry.rescue > 0
             if not (entry.cheap and self._fits(entry, dated, accounts, now)):
                 entry.let_in = entry.cheap = False

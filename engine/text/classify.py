@@ -91,7 +91,7 @@ class Classification:
         state = self._state
         at = state.common(ids[:-1])
         while at < len(ids):
-            end = min(at + state.chunk, len(ids))
+            end = min(at + state.piece, len(ids))
             state.run(ids[at:end], head=end == len(ids))
             yield at
             at = end

@@ -49,11 +49,13 @@ class Embedding:
         for row, ids in zip(self.result, self._ids, strict=True):
             state.common([])
             total = np.zeros(state.model.width)
-            for at in range(0, len(ids), state.chunk):
-                part = ids[at : at + state.chunk]
+            at = 0
+            while at < len(ids):
+                part = ids[at : at + state.piece]
                 state.run(part, head=False)
                 hidden = state.hidden(len(part)).astype(np.float64)
                 total = total + hidden.sum(0) if self._pooling == "mean" else hidden[-1]
+                at += len(part)
                 yield at
             row[:] = _unit(total)
 

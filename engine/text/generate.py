@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ContextFull, InvalidArgument
+from engine.pace import LIMIT
 from engine.text.constraint import Constraint
 from engine.text.model import State, TextModel
 from engine.text.penalties import penalised
@@ -248,7 +249,7 @@ class Generation:
         # What the session computed before stays; the last token is fed anyway, for its logits.
         self._state.common(self._ids[: count - 1])
         pending = self._ids[len(self._state.tokens) : count]
-        now = pending[: self._state.chunk]
+        now = pending[: self._state.piece]
         head = len(now) == len(pending)
         # Of the prompt a single token, too, is a prefill's: so each row of it is computed
         # alike, however much of it was there and however it is cut.
@@ -272,7 +273,9 @@ class Generation:
             return 1
         left = self.settings.max_tokens - self.delivered
         room = self._state.context - len(self._state.tokens)
-        return min(most, self._state.ahead, left, room, int(_AHEAD_S / self._pace))
+        bound = min(_AHEAD_S, LIMIT.slice_s or _AHEAD_S)
+        ahead = max(1, int(self._state.ahead * LIMIT.scale))
+        return min(most, ahead, left, room, int(bound / self._pace))
 
     def _several(self, steps: int) -> list[Event]:
         """A slice of several tokens. Those behind the end of the answer are nothing."""

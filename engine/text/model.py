@@ -6,6 +6,7 @@ for each.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from engine import memory, pvrm
 from engine.backends.base import Backend, Executable
 from engine.errors import ContextFull, InvalidArgument
 from engine.lower import allowed
+from engine.pace import Fit
 from engine.program import Program
 from engine.record import recorded
 from engine.text.compiled import compiled_model, described, info
@@ -30,6 +32,7 @@ Progress = Callable[[float], None]
 
 MATRIX_CHUNK = 512  # where the device has units for matrices, which want many at a time
 SOFTWARE_CHUNK = 32
+LEAST = 16  # tokens of a prompt: fewer take about as long where the weights are what is read
 
 
 class State:
@@ -48,6 +51,11 @@ class State:
         self._params = np.zeros(16, np.uint32)
         # Most tokens of `run_ahead`.
         self.ahead = model.ahead if "advance" in program.sequences else 1
+
+    @property
+    def piece(self) -> int:
+        """How many tokens of a prompt the next slice should have, at most `chunk`."""
+        return self.model.fit.most(self.chunk)
 
     def common(self, ids: list[int]) -> int:
         """How many of these ids are in the cache already; what follows them in the cache is given
@@ -79,7 +87,10 @@ class State:
         sequences = ["decode" if decode and len(ids) == 1 else "prefill"]
         if head:
             sequences.append("head")
+        began = time.perf_counter()
         self.executable.run(*sequences)
+        if sequences[0] == "prefill":
+            self.model.fit.took(len(ids), time.perf_counter() - began)
         self.tokens.extend(ids)
 
     def run_ahead(self, token: int, steps: int) -> list[npt.NDArray[np.uint8]]:
@@ -148,6 +159,7 @@ class TextModel:
         self.chunk = chunk or _chunk(backend)
         waits = backend.info.kind == "gpu" and not backend.info.software
         self.ahead = MOST if waits else 1  # most tokens of a slice that decodes
+        self.fit = Fit(LEAST)  # of a prompt's tokens
         self.tokenizer = TextTokenizer(
             Data(
                 meta["tokenizer"],

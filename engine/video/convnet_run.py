@@ -13,6 +13,7 @@ from engine import memory
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
 from engine.lower import allowed
+from engine.pace import LIMIT
 from engine.record import recorded
 from engine.video.bands import Source
 from engine.video.convnet import ConvModel
@@ -143,9 +144,10 @@ class ConvPipeline:
         if done := self._part == self._parts:
             run.append("last")
         spent = self._exe.run(*run).wall_s
-        if spent < SLICE_S / 2 and count == self._burst:
-            self._burst = min(2 * self._burst, MOST_PARTS)
-        elif spent > SLICE_S:
+        bound = min(SLICE_S, LIMIT.slice_s or SLICE_S)
+        if spent < bound / 2 and count == self._burst:
+            self._burst = min(2 * self._burst, max(1, int(MOST_PARTS * LIMIT.scale)))
+        elif spent > bound:
             self._burst = max(1, self._burst // 2)
         if done:
             self.made_by[self._row, self._column] = self._own

@@ -7,6 +7,7 @@ and used up while it passes (pictures).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,13 +16,14 @@ import numpy.typing as npt
 
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
+from engine.pace import Fit
 from engine.video import plain
 from engine.video.bands import Bands, Source
 from engine.video.frames import Bytes, FrameFormat, Plane, samples
 from engine.video.fused import fuses
 from engine.video.network import FILTER_REACH, VideoModel
 from engine.video.spare import Spare
-from engine.video.tiles import plan
+from engine.video.tiles import Tiling, plan
 from engine.video.unchanged import MODES, Unchanged, Window
 
 # Who made a tile's result, letters of a tile map.
@@ -105,28 +107,48 @@ class VideoPipeline:
             raise InvalidArgument(f"Unchanged is {', '.join(MODES)}, not {unchanged!r}.")
         networks = model.networks
         self.format, self.out_format = fmt, fmt.scaled(model.scale)
-        sizes = (fmt.width, fmt.height, networks.halo, networks.widest)
-        fused = fuses(networks.luma, backend.info)
-        spread = networks.spread(backend.info)
-        self.tiling = plan(*sizes, backend.info, tile, fmt.sample_bytes, model.scale, fused, spread)
+        fused, spread = fuses(networks.luma, backend.info), networks.spread(backend.info)
+        fine, coarse = (
+            plan(
+                fmt.width, fmt.height, networks.halo, networks.widest, backend.info, tile,
+                fmt.sample_bytes, model.scale, fused, spread, fine=some,
+            )
+            for some in (True, False)
+        )  # fmt: skip
         self.overlap = networks.halo
         self._own = CPU if backend.info.kind == "cpu" else GPU
-        self._bands = Bands(backend, model, fmt, self.tiling)
+        self._fit = Fit()
+        # Larger cuts for frames of which no tile can keep its result.
+        self._coarse = self._fine = self._bands = Bands(backend, model, fmt, coarse)
+        self._unchanged: Unchanged | None = None
+        if unchanged != "off":
+            try:
+                self._fine = self._coarse if fine == coarse else Bands(backend, model, fmt, fine)
+            except BaseException:
+                self._coarse.close()
+                raise
+            self._bands = self._fine
+            windows = [self._windows(model, band) for band in range(fine.bands)]
+            self._unchanged = Unchanged(fmt, windows, fine.columns, unchanged == "tolerant")
         self._spare = Spare(model, fmt, self.tiling) if self._own == GPU else None
-        windows = [self._windows(model, band) for band in range(self.tiling.bands)]
-        self._unchanged = (
-            Unchanged(fmt, windows, self.tiling.columns, unchanged == "tolerant")
-            if unchanged != "off"
-            else None
-        )
         self._source: Source | None = None
         self._sink: Sink | None = None
         self._before: Sequence[Bytes] = ()  # where the last frame's results are
         self._band = 0
         self._todo: list[tuple[int, int]] | None = None
         self._placed: list[Bytes] = []  # rows of the sink that have the band's results already
-        self._wanted = np.ones((self.tiling.bands, self.tiling.columns), bool)
+        self._cut(self._bands)
+
+    def _cut(self, bands: Bands) -> None:
+        """Frames are cut as `bands` has it, and every tile is wanted."""
+        self._bands = bands
+        self._wanted = np.ones((bands.tiling.bands, bands.tiling.columns), bool)
         self.made_by = np.zeros_like(self._wanted, np.uint8)
+
+    @property
+    def tiling(self) -> Tiling:
+        """The cuts of the last frame."""
+        return self._bands.tiling
 
     def _windows(self, model: VideoModel, band: int) -> list[Window]:
         found = []
@@ -179,12 +201,14 @@ class VideoPipeline:
             dst = as_planes(dst, self.out_format.planes(), nbytes)
         self._source, self._sink = src, dst
         self._band, self._todo = 0, None
-        self.made_by[:] = NOBODY
-        self._wanted[:] = True
+        self._cut(self._coarse)
         if self._unchanged and isinstance(src, Planes) and isinstance(dst, Planes):
             if not self._before:
                 self._unchanged.forget()
-            self._wanted = self._unchanged.changed(src.planes)
+            wanted = self._unchanged.changed(src.planes)
+            if not self._unchanged.restless:
+                self._cut(self._fine)
+                self._wanted = wanted
         if self._spare:
             self._spare.begin()
 
@@ -202,8 +226,13 @@ class VideoPipeline:
                     self._bands.load(self._band, self._source)
             if self._todo:
                 column, count = self._todo.pop(0)
+                if count > (most := self._fit.most(self.tiling.batch)):
+                    self._todo.insert(0, (column + most, count - most))
+                    count = most
                 self._placed = [] if self._todo else self._places(self._sink)
+                began = time.perf_counter()
                 self._bands.run(column, count, self._placed)
+                self._fit.took(count, time.perf_counter() - began)
                 if self._todo:
                     return False
             computed = bool(self._wanted[self._band].any())
@@ -262,8 +291,10 @@ class VideoPipeline:
         self._source = self._sink = None
         self._before = ()
         if self._unchanged and isinstance(source, Planes) and isinstance(sink, Planes):
-            good = self.made_by != INTERPOLATED
-            self._unchanged.keep(source.planes, self._wanted, good)
+            good, wanted = self.made_by != INTERPOLATED, self._wanted
+            if self._bands is not self._fine:  # then nothing is kept either
+                wanted = good = np.ones((self._fine.tiling.bands, self._fine.tiling.columns), bool)
+            self._unchanged.keep(source.planes, wanted, good)
             self._before = sink.planes
 
     @property
@@ -324,7 +355,8 @@ class VideoPipeline:
 
     def close(self) -> None:
         """Gives the device's memory back."""
-        self._bands.close()
+        self._fine.close()
+        self._coarse.close()
         if self._spare:
             self._spare.close()
         self._source = self._sink = None

@@ -20,16 +20,21 @@ from typing import Any
 
 from engine.backends.base import Backend
 from engine.errors import DeviceLost, InvalidArgument, PvrError
+from engine.pace import LIMIT
 from pvrd.workers import devices, faults, protocol
 from pvrd.workers.models import Models
+from pvrd.workers.neighbour import Neighbour
 from pvrd.workers.picture_jobs import PictureTask
 from pvrd.workers.query_jobs import QueryTask
+from pvrd.workers.recorder import Recorder
 from pvrd.workers.schedule import Scheduler, Task
 from pvrd.workers.text_jobs import TextJobs
+from pvrd.workers.timings import Meter, Metered
 from pvrd.workers.video_jobs import VideoTask
 
 EXIT_LOST = 1
 EXIT_PROTOCOL = 3
+LEAST_SHARE = 0.01  # of the time: below it nothing would ever end
 
 log = logging.getLogger("pvrd.worker")
 Open = Callable[[str, Mapping[str, Any]], devices.Opened]
@@ -59,6 +64,12 @@ class Worker:
         self._scheduler = Scheduler()
         self._videos: dict[str, VideoTask] = {}
         self._singles: dict[str, PictureTask | QueryTask] = {}  # by job: what cancelling fails
+        self._meter = Meter()
+        self._recorder = Recorder(self._meter)
+        self._neighbour = Neighbour() if kind == "cpu" else None
+        self._share = 1.0  # of the time, that slices may take
+        self._parked = False
+        self._rests = 0.0  # until then no slice runs
 
     def run(self) -> int:
         """Serves to the end; the exit status: 0 (peer gone), EXIT_LOST or EXIT_PROTOCOL."""
@@ -119,8 +130,8 @@ class Worker:
         if backend is not None and hasattr(backend, "announce"):
             backend.announce = lambda on: self.send({"t": "busy", "on": on})
         if backend is not None and wanted.at:
-            return faults.FaultyBackend(backend, wanted)
-        return backend
+            backend = faults.FaultyBackend(backend, wanted)
+        return None if backend is None else Metered(backend, self._meter)
 
     def _on_kernel(
         self, what: str, name: str, backend: Backend | None, wanted: faults.Faults
@@ -151,14 +162,37 @@ class Worker:
                 self._handle(received)
             finally:
                 received.close()
+        pause = self._rests - time.monotonic()
+        if self._parked or pause > 0:
+            select.select([self._sock], [], [], None if self._parked else pause)
+            return
         task = self._scheduler.pick()
         if task is None:
+            self._meter.canary.rest()
             select.select([self._sock], [], [])
             return
+        self._slice(task)
+
+    def _slice(self, task: Task) -> None:
+        """One slice of a task, and what is known of it afterwards."""
+        if self._neighbour is not None:
+            self._neighbour.serve(task.priority)
         began = time.monotonic()
-        if not self._guard(task.subject(), task.step):
+        task.spans.begins(began)
+        goes_on = self._guard(task.subject(), task.step)
+        ended = time.monotonic()
+        self._scheduler.charge(task, ended - began)
+        if self._recorder.on:
+            self._recorder.slice(task, began, ended)
+        if not goes_on:
             self._drop(task)
-        self._scheduler.charge(task, time.monotonic() - began)
+        for one in {id(t): t for t in (task, *getattr(task, "beside", ()))}.values():
+            if goes_on or one is not task:
+                one.spans.waits("queue" if one.ready() else "input", ended)
+        if self._share < 1:
+            self._rests = ended + (ended - began) * (1 / self._share - 1)
+        if (told := self._meter.canary.tell(ended)) is not None:
+            self.send(told)
 
     def _receive(self) -> None:
         """Takes in what lies in the socket."""
@@ -302,6 +336,23 @@ class Worker:
             self._drop(task)
         self._text.close_session(session)
 
+    def _on_govern(self, received: protocol.Received) -> None:
+        message = received.message
+        LIMIT.slice_s = max(0.0, float(message.get("slice_ms") or 0.0)) / 1000
+        LIMIT.scale = min(max(float(message.get("group_scale", 1.0)), 0.0), 1.0)
+        self._share = min(max(float(message.get("share", 1.0)), LEAST_SHARE), 1.0)
+        self._parked = bool(message.get("parked"))
+        if self._share >= 1:
+            self._rests = 0.0
+
+    def _on_trace(self, received: protocol.Received) -> None:
+        job = str(received.message["job"])
+        if received.message.get("on"):
+            self._recorder.begin(job)
+        else:
+            for told in self._recorder.end(job):
+                self.send(told)
+
     def _on_stats(self, received: protocol.Received) -> None:
         with open("/proc/self/statm", encoding="ascii") as f:
             rss = int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -312,6 +363,7 @@ class Worker:
                 "rss": rss,
                 "jobs": len(self._scheduler),
                 "models": self._models.keys(),
+                "times": {k: round(1000 * s, 3) for k, s in self._meter.totals.items()},
             }
         )
 
@@ -329,5 +381,7 @@ class Worker:
         "picture": _on_picture,
         "query": _on_query,
         "close": _on_close,
+        "govern": _on_govern,
+        "trace": _on_trace,
         "stats": _on_stats,
     }

@@ -16,6 +16,7 @@ from engine.importers import convnets
 from engine.text import compiled as text_models
 from engine.text.model import TextModel
 from engine.video import kinds
+from pvrd.workers.timings import Meter
 
 PROGRESS_S = 0.1
 
@@ -48,6 +49,7 @@ class Models:
         breathe: Callable[[], None],
     ) -> None:
         self.backend = backend
+        self.meter: Meter = getattr(backend, "meter", None) or Meter()
         self.config = config
         self._send = send
         self._breathe = breathe

@@ -13,6 +13,7 @@ from engine.errors import OutOfMemory
 from engine.video.picture import PictureJob
 from pvrd.workers import devices, protocol
 from pvrd.workers.models import Models
+from pvrd.workers.timings import Spans
 from pvrd.workers.video_jobs import tile_map
 
 DEFAULT_PRIORITY = 5
@@ -37,6 +38,9 @@ class PictureTask:
         self.job = str(message["job"])
         settings = message["settings"]
         self.priority = int(settings.get("priority", DEFAULT_PRIORITY))
+        self.share = int(settings.get("share") or 0)
+        self.account = self.job
+        self.spans = Spans(models.meter)
         self._keys = [str(key) for key in settings["models"]]
         self._mapped = bool(settings.get("map"))
         self._models = models
@@ -81,6 +85,7 @@ class PictureTask:
             return True
         self._write()
         info = self._picture.info
+        self.spans.take()
         message: dict[str, Any] = {
             "t": "picture.done",
             "job": self.job,
@@ -89,6 +94,7 @@ class PictureTask:
             "stats": {
                 **{k: info[k] for k in ("tiles", "tiles_cpu", "tiles_fallback")},
                 "ms": round((time.monotonic() - self._began) * 1000, 3),
+                **self.spans.sums(),
             },
         }
         if self._mapped:

@@ -15,6 +15,7 @@ from engine.text.embed import Embedding
 from engine.text.model import State
 from pvrd.workers import devices, protocol
 from pvrd.workers.models import Models
+from pvrd.workers.timings import Spans
 
 DEFAULT_PRIORITY = 5
 MAX_REQUEST = 16 << 20
@@ -36,6 +37,9 @@ class QueryTask:
         """
         self.job = str(message["job"])
         self.priority = int(message.get("priority", DEFAULT_PRIORITY))
+        self.share = int(message.get("share") or 0)
+        self.account = str(message.get("session") or self.job)
+        self.spans = Spans(models.meter)
         self._context = int(message.get("context") or 0)
         self._kind = str(message["kind"])
         self._model = str(message["model"])
@@ -88,7 +92,9 @@ class QueryTask:
             protocol.write_all(self._result, data)
         except OSError as e:
             raise OutOfMemory(f"The answer of {len(data)} bytes has no room: {e}.") from None
+        self.spans.take()
         told = {"bytes": len(data), "tokens": self._work.tokens, **answer}
+        told["stats"] = self.spans.sums()
         self._send({"t": "query.done", "job": self.job, **told})
         return False
 

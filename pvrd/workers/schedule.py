@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which job gets the next slice: frames with deadlines first, the rest by shares of time."""
+"""The tasks of a worker and whose turn it is: pvrd/scheduler.py with tasks, and the time that each
+waits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-MAX_PRIORITY = 15
-# So many slices in a row may go to deadlines while other jobs wait; then one of those gets a slice.
-DEADLINE_RUN = 8
+from pvrd.scheduler import Ready
+from pvrd.scheduler import Scheduler as Rules
+from pvrd.workers.timings import Spans
+
+PERCENT = 0.01
 
 
 class Task(Protocol):
-    """Something that runs in slices."""
+    """Something that runs in slices. What is optional besides: `share` (percent of the device that
+    is guaranteed to all tasks of its `account`, a session), `rescue_s` (what a cheap end of the
+    work with the present deadline takes) and `beside` (whom the last slice was for, itself too).
+    """
 
     priority: int  # 0..15
+    spans: Spans
 
     def subject(self) -> Mapping[str, str]:
         """Whom an `error` message about it names: {"job": …} or {"session": …}."""
@@ -37,60 +45,48 @@ class Task(Protocol):
 
 
 class Scheduler:
-    """Stride scheduling over measured slice times: a task of priority p gets a share of weight p +
-    1.
+    """Tasks in turn. `clock`: seconds, CLOCK_MONOTONIC as deadlines are."""
 
-    A task that was not ready does not save up time: when it comes back it starts level with the
-    others.
-    """
-
-    def __init__(self) -> None:
-        self._passes: dict[Task, float] = {}
-        self._waiting: set[Task] = set()
-        self._now = 0.0
-        self._deadline_run = 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rules = Rules()
+        self._tasks: dict[int, Task] = {}
+        self._clock = clock
 
     def __len__(self) -> int:
-        return len(self._passes)
+        return len(self._tasks)
 
     def tasks(self) -> list[Task]:
         """All tasks, ready or not."""
-        return list(self._passes)
+        return list(self._tasks.values())
 
     def add(self, task: Task) -> None:
         """Takes a task in; it starts level with the others."""
-        self._passes[task] = self._now
+        share = PERCENT * float(getattr(task, "share", 0) or 0)
+        account = getattr(task, "account", None)
+        self._tasks[id(task)] = task
+        self._rules.add(id(task), task.priority, share, account if share else None)
 
     def remove(self, task: Task) -> None:
         """Takes a task out; one that is not there is no error."""
-        self._passes.pop(task, None)
-        self._waiting.discard(task)
+        self._tasks.pop(id(task), None)
+        self._rules.remove(id(task))
 
     def pick(self) -> Task | None:
         """The task that should run next, None when none is ready."""
-        ready: list[Task] = []
-        for task in self._passes:
-            if not task.ready():
-                self._waiting.add(task)
-                continue
-            if task in self._waiting:
-                self._waiting.discard(task)
-                self._passes[task] = max(self._passes[task], self._now)
-            ready.append(task)
-        urgent = [(d, i) for i, t in enumerate(ready) if (d := t.deadline()) is not None]
-        others = [t for t in ready if t.deadline() is None]
-        if urgent and not (others and self._deadline_run >= DEADLINE_RUN):
-            self._deadline_run += 1
-            return ready[min(urgent)[1]]
-        self._deadline_run = 0
-        if not others:
-            return None
-        chosen = min(others, key=lambda t: self._passes[t])
-        self._now = max(self._now, self._passes[chosen])
-        return chosen
+        now = self._clock()
+        found: list[Ready] = []
+        for key, task in self._tasks.items():
+            ready = task.ready()
+            task.spans.waits("queue" if ready else "input", now)
+            if ready:
+                due = task.deadline()
+                rescue = float(getattr(task, "rescue_s", 0.0)) if due is not None else 0.0
+                found.append(Ready(key, None if due is None else due / 1e9, rescue))
+        chosen = self._rules.pick(found, now)
+        return None if chosen is None else self._tasks[chosen]  # type: ignore[index]
 
     def charge(self, task: Task, seconds: float) -> None:
-        """Notes what a slice of the task took."""
-        if task in self._passes:
-            weight = 1 + min(max(task.priority, 0), MAX_PRIORITY)
-            self._passes[task] += seconds / weight
+        """Notes what a slice of the task took; those that it was for, too, bear a part of it."""
+        beside: Sequence[Task] = getattr(task, "beside", ())
+        keys = [id(task), *(id(other) for other in beside if other is not task)]
+        self._rules.charge(keys, seconds, self._clock())

@@ -23,6 +23,7 @@ from engine.text.model import State, TextModel
 from pvrd.workers import devices, protocol
 from pvrd.workers.models import Models
 from pvrd.workers.schedule import Scheduler, Task
+from pvrd.workers.timings import Spans
 
 DEFAULT_PRIORITY = 5
 
@@ -98,6 +99,10 @@ class TextTask:
         self._request, self._delivered = journal.read(fd, int(message.get("delivered", 0)))
         settings = {**self._request.settings, **(message.get("settings") or {})}
         self.priority = int(settings.get("priority", DEFAULT_PRIORITY))
+        self.share = int(settings.get("share") or 0)
+        self.account = str(message["session"])
+        self.spans = Spans(models.meter)
+        self.beside: list[TextTask] = []  # whom the last slice was for
         self._context = int(settings.get("context") or 0)
         self._send = send
         self._sent = self._acked = len(self._delivered)
@@ -142,9 +147,13 @@ class TextTask:
                 state = self.session.state(self.model, self._context)
             self._generation = Generation(state, self._request, self._delivered)
         tasks, batch = self._company(self)
+        self.beside = [] if batch is None else tasks
         if batch is None:
             self._alone(self._generation)
         else:
+            now = time.monotonic()
+            for other in tasks:
+                other.spans.begins(now)
             _together(tasks, batch)
         return self._generation is None or not self._generation.finished
 
@@ -210,9 +219,13 @@ class TextTask:
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:
-            self._send({**generate.message(event), "job": self.job})
+            told = {**generate.message(event), "job": self.job}
+            if isinstance(event, generate.End):
+                told["stats"] = {**event.stats, **self.spans.sums()}
+            self._send(told)
             if isinstance(event, generate.Token):
                 self._sent = event.n + 1
+                self.spans.take()
 
 
 def _passed(executable: Executable) -> dict[str, int]:

@@ -28,6 +28,7 @@ from engine.video.frames import Bytes, FrameFormat, planes_of, views
 from engine.video.upscale import Planes, as_planes
 from pvrd.workers import devices
 from pvrd.workers.models import Models
+from pvrd.workers.timings import Spans
 
 DEFAULT_PRIORITY = 5
 OK, DEGRADED = 0, 1
@@ -117,6 +118,7 @@ class Frame:
     level: int = 0
     fresh: bool = False  # the slots were written to by others since the session's last frame here
     lease: bool = False  # it is given up at its deadline
+    came: float = 0.0  # CLOCK_MONOTONIC seconds
     begun: bool = False
     plain: bool = False  # finished by plain interpolation
     seconds: float = 0.0  # spent on it so far
@@ -132,9 +134,11 @@ class VideoTask:
             InvalidArgument: ring, layout and format do not fit each other or the model.
             UnknownModel, UnsupportedModel, OutOfMemory
         """
-        self.session = str(message["session"])
+        self.session = self.account = str(message["session"])
         self.priority = int(message.get("priority", DEFAULT_PRIORITY))
         self.share = int(message.get("share") or 0)
+        self.spans = Spans(models.meter)
+        self._free = 0.0  # since when no frame was in work
         self._models = models
         self._send = send
         self._frames: deque[Frame] = deque()
@@ -227,6 +231,11 @@ class VideoTask:
         """The earliest of all that wait: those before it have to be done first."""
         return min((f.deadline for f in self._frames if f.deadline), default=None)
 
+    @property
+    def rescue_s(self) -> float:
+        """What finishing a frame plainly takes; a frame that is lent goes to another worker."""
+        return 0.0 if any(f.lease for f in self._frames) else self._quick_s
+
     def ready(self) -> bool:
         return bool(self._frames)
 
@@ -243,6 +252,7 @@ class VideoTask:
         if not 0 <= level < len(self._levels) or self._levels[level].pipeline is None:
             raise InvalidArgument(f"The session has no level {level}.")
         frame = Frame(int(message["seq"]), slot, int(message.get("deadline_ns") or 0), level)
+        frame.came = time.monotonic()
         frame.fresh, frame.lease = bool(message.get("fresh")), bool(message.get("lease"))
         self._frames.append(frame)
 
@@ -319,6 +329,8 @@ class VideoTask:
         part = pipeline.part if frame.begun else 0.0
         pipeline.forget()
         self._frames.popleft()
+        self.spans.take()
+        self._free = time.monotonic()
         self._send(
             {
                 "t": "frame.done", "session": self.session, "seq": frame.seq, "slot": frame.slot,
@@ -347,7 +359,9 @@ class VideoTask:
             "tiles_fallback": pipeline.tiles_fallback,
             "tiles_reused": pipeline.tiles_reused,
             "tiles_cpu": pipeline.tiles_cpu,
+            "times": self.spans.take(max(0.0, self._free - frame.came)),
         }
+        self._free = time.monotonic()
         if self._mapped:
             message["map"] = tile_map(pipeline.made_by, pipeline.tile_size)
         self._send(message)

@@ -141,7 +141,7 @@ def test_each_share_is_met_within_5_percent(jobs: list[Job]) -> None:
 @mixes
 @given(busy_mixes())
 def test_nothing_starves(jobs: list[Job]) -> None:
-    seconds = 25.0
+    seconds = 12.0
     simulate(jobs, seconds)
     # A round of those that wait, at the part of the time that is theirs.
     bound = AGE_S + 2 * sum(job.slice_s for job in jobs) / AGED

@@ -34,15 +34,20 @@ class Peer:
         )  # fmt: skip
         theirs.close()
         self.send("hello", protocol=1, kind=kind, generation=generation, config=config)
+        self.canary: list[dict[str, Any]] = []
         self.hello = self.expect("hello")
 
     def send(self, t: str, fds: Sequence[int] = (), /, **fields: Any) -> None:
         protocol.send(self.sock, {"t": t, **fields}, fds)
 
     def recv(self) -> dict[str, Any]:
-        received = protocol.recv(self.sock)
-        assert received is not None, "the worker ended"
-        return received.message
+        """The next message; what the canary says comes at any time and is left out."""
+        while True:
+            received = protocol.recv(self.sock)
+            assert received is not None, "the worker ended"
+            if received.message["t"] != "canary":
+                return received.message
+            self.canary.append(received.message)
 
     def until(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
         """All messages up to the first of this kind with these fields, itself the last."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much goes into one slice, so that it stays within the time that slices may take.
+
+A process works on one device in one thread, so what slices may take is the process's: LIMIT, which
+a worker sets as pvrd tells it. Where nothing is set a slice is as large as its program allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MARGIN = 0.9  # of the time is aimed at
+
+
+@dataclass
+class Limit:
+    """slice_s: the longest slice, 0 where any will do; scale: 0..1 of what a slice takes in."""
+
+    slice_s: float = 0.0
+    scale: float = 1.0
+
+
+LIMIT = Limit()
+
+
+class Fit:
+    """How many tokens, tiles or parts fit into a slice. It begins with `least`, which is never too
+    much, doubles while there is time, and comes back at once when a slice was too long.
+    """
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
+        self._fits = least
+
+    def most(self, full: int) -> int:
+        """Of `full` that a slice can take in."""
+        most = min(full, max(self._least, int(full * LIMIT.scale)))
+        return max(1, min(most, self._fits) if LIMIT.slice_s else most)
+
+    def took(self, count: int, seconds: float) -> None:
+        """A slice of so many took so long."""
+        bound = LIMIT.slice_s
+        if not bound or seconds <= 0:
+            return
+        fits = int(count * MARGIN * bound / seconds)
+        if seconds > bound:
+            self._fits = max(self._least, min(self._fits, fits))
+        elif count >= self._fits:
+            self._fits = max(count, min(2 * count, fits))

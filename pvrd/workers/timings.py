@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where time goes: each token's and frame's in parts, and each slice's beside what it takes alone.
+
+`Metered` stands before a backend and measures what is written, run and read. The loop takes the
+differences around a slice, so a task need not know of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.backends.base import NOTHING, Array, Backend, Executable, Lent, RunStats, WeightSet
+from engine.program import Program
+from pvrd.workers.canary import Canary
+
+PARTS = ("input", "queue", "upload", "compute", "download", "host")
+NAMED_MS = 5.0  # from here on a wait is named
+WAITS = ("input", "queue", "upload", "download")
+
+Slice = tuple[float, float, str, int, float]  # began, wall s, sequences, size, device s or 0
+
+
+class Meter:
+    """Seconds that the backend spent for whoever asked, and the canary over its slices."""
+
+    def __init__(self) -> None:
+        self.upload = self.compute = self.download = 0.0
+        self.canary = Canary()
+        self.totals = dict.fromkeys(PARTS, 0.0)  # seconds of all tokens and frames
+        self.slices: deque[Slice] | None = None  # of the present trace
+
+    def mark(self) -> tuple[float, float, float]:
+        """What it counts now, for the difference."""
+        return self.upload, self.compute, self.download
+
+
+class Spans:
+    """The time of one task, without gaps: each moment is one of PARTS."""
+
+    def __init__(self, meter: Meter | None = None, clock: Callable[[], float] = time.monotonic):
+        self._meter = meter or Meter()
+        self._clock = clock
+        self._mark = self._meter.mark()
+        self._since = clock()
+        self._what = "input"  # or queue; "" while its slice runs
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._whole = dict.fromkeys(PARTS, 0.0)
+        self._longest: dict[str, tuple[float, int]] = {}  # seconds, at which unit
+        self._at: dict[str, float] = {}  # of the waits under way
+        self.units = 0  # tokens or frames that were taken
+
+    def waits(self, what: str, now: float) -> None:
+        """From `now` on it waits for this (input or queue); a slice of it is over."""
+        if self._what != what:
+            self._settle(now)
+            self._what = what
+
+    def begins(self, now: float) -> None:
+        """Its slice begins."""
+        self._settle(now)
+        self._what = ""
+
+    def _settle(self, now: float) -> None:
+        past = max(0.0, now - self._since)
+        self._since = now
+        if self._what:
+            self._wait(self._what, past)
+            self._mark = self._meter.mark()
+            return
+        mark = self._meter.mark()
+        upload, compute, download = (b - a for a, b in zip(self._mark, mark, strict=True))
+        self._mark = mark
+        self._parts["compute"] += compute
+        self._parts["host"] += max(0.0, past - upload - compute - download)
+        self._wait("upload", upload)
+        self._wait("download", download)
+
+    def _wait(self, what: str, seconds: float) -> None:
+        self._parts[what] += seconds
+        if 1000 * seconds > NAMED_MS and seconds > self._longest.get(what, (0.0, 0))[0]:
+            self._longest[what] = seconds, self.units
+
+    def take(self, behind_s: float = 0.0) -> dict[str, float]:
+        """Milliseconds of each part since the last time: those of one token or frame. `behind_s`:
+        how long it stood behind the one before, which counts as queue.
+        """
+        self._settle(self._clock())
+        if behind_s > 0:
+            self._wait("queue", behind_s)
+        taken = {part: round(1000 * s, 3) for part, s in self._parts.items()}
+        for part, seconds in self._parts.items():
+            self._whole[part] += seconds
+            self._meter.totals[part] += seconds
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        self.units += 1
+        return taken
+
+    def sums(self) -> dict[str, float]:
+        """Milliseconds of each part of all that was taken, as NAME_ms; of each wait above NAMED_MS
+        the longest, as NAME_wait_ms, and the number of the token or frame, as NAME_wait_at.
+        """
+        out = {f"{part}_ms": round(1000 * s, 3) for part, s in self._whole.items()}
+        for what in WAITS:
+            if what in self._longest:
+                seconds, unit = self._longest[what]
+                out[f"{what}_wait_ms"] = round(1000 * seconds, 3)
+                out[f"{what}_wait_at"] = unit
+        return out
+
+
+class Metered:
+    """A backend with the same interface that measures."""
+
+    def __init__(self, inner: Backend, meter: Meter) -> None:
+        self._inner = inner
+        self.meter = meter
+        self.info = inner.info
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def executable(self, program: Program, weights: WeightSet, lent: Lent = NOTHING) -> Executable:
+        inner = {name: (e._inner, buffer) for name, (e, buffer) in lent.items()}
+        made = self._inner.executable(program, weights, inner)
+        return MeteredExecutable(made, self.meter, id(weights))
+
+
+class MeteredExecutable:
+    """An executable whose writes, runs and reads are measured. A kind of slice, for the canary, is
+    (weights, sequences, tokens or tiles, power of two of the position).
+    """
+
+    def __init__(self, inner: Executable, meter: Meter, weights: int) -> None:
+        self._inner = inner
+        self._meter = meter
+        self._weights = weights
+        self._size = (0, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
+        began = time.perf_counter()
+        self._inner.write(buffer, data, offset)
+        if buffer == "params" and not offset and not isinstance(data, bytes):
+            words = data.reshape(-1).view("<u4")
+            self._size = int(words[0]), int(words[1]).bit_length()
+        self._meter.upload += time.perf_counter() - began
+
+    def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        began = time.perf_counter()
+        found = self._inner.read(buffer, nbytes, offset)
+        self._meter.download += time.perf_counter() - began
+        return found
+
+    def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
+        began = time.perf_counter()
+        found = self._inner.look(buffer, nbytes, offset)
+        self._meter.download += time.perf_counter() - began
+        return found
+
+    def fetch(self, into: Mapping[str, Array]) -> None:
+        began = time.perf_counter()
+        self._inner.fetch(into)
+        self._meter.download += time.perf_counter() - began
+
+    def run(self, *sequences: str, **more: Any) -> RunStats:
+        meter = self._meter
+        began = time.perf_counter()
+        stats = self._inner.run(*sequences, **more)
+        took = time.perf_counter() - began
+        meter.compute += took
+        meter.canary.slice((self._weights, sequences, *self._size), took)
+        if meter.slices is not None:
+            device = stats.device_s or 0.0
+            names = "+".join(dict.fromkeys(sequences))
+            meter.slices.append((time.monotonic() - took, took, names, self._size[0], device))
+        return stats
+
+    def close(self) -> None:
+        self._inner.close()
