@@ -85,6 +85,7 @@ OPTIONS = {
     "out_width": "u",
     "out_height": "u",
     "unchanged": "s",
+    "adapt": "b",
     "tile_map": "b",
     "precision": "s",
     "slots": "u",

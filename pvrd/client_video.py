@@ -39,6 +39,7 @@ class Done:
     tiles_fallback: int
     ms: float
     device: str
+    level: int = 0  # of the property Levels: what made it
 
 
 class VideoSession:
@@ -97,6 +98,15 @@ class VideoSession:
         """The planes of the slot's output, likewise."""
         return self._planes(slot, "out_planes")
 
+    def pause(self) -> None:
+        """The surface is not shown: waiting frames with deadlines are dropped, others stay; after a
+        while the session's memory and share are free for others."""
+        self.session.call("Pause", "b", [True])
+
+    def resume(self) -> None:
+        """It is shown again."""
+        self.session.call("Pause", "b", [False])
+
     def submit(self, seq: int, slot: int, pts: int = 0, deadline: int = 0) -> None:
         """Hands a frame over; seq rises from call to call, deadline is CLOCK_MONOTONIC in ns.
 
@@ -135,7 +145,7 @@ class VideoSession:
             slot,
             status,
             pts,
-            _deadline,
+            level,
             tiles,
             fallback,
             work,
@@ -156,6 +166,7 @@ class VideoSession:
                 fallback,
                 work / 1e6,
                 _DEVICES.get(device, ""),
+                level if kind == DONE else 0,
             )
         elif kind == ERROR:
             raise self._failure(status)

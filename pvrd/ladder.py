@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 FIT = 0.85  # of the time that there is: what a level may be expected to take
 FIRST_S, MOST_S = 1.0, 60.0  # from a fall to the trial after it; doubled by each failure
 TRIAL_S = 0.5  # from one trial to the next, of any level
+SLOW_S = 10.0  # at one level, before one is tried that was too slow when it was measured
 GAP_S = 0.002  # a client that waits for less does not pace its frames
 NOTHING: Mapping[int, str] = {}
 
@@ -65,11 +66,13 @@ class Ladder:
         budget: float | None,
         barred: Mapping[int, str] = NOTHING,
         calm: bool = True,
+        wait: float = 0.0,
     ) -> int | None:
         """The level for the next frame; None when all are barred.
 
         budget: seconds that the frame may take, None without a limit. barred: levels that cannot be
-        used now, and why. calm: no other frame waits, so that one may try a better level.
+        used now, and why. calm: no other frame waits, so that one may try a better level. wait:
+        seconds until the device of the present level is free.
         """
         free = [i for i in range(len(self.levels)) if i not in barred]
         if not free:
@@ -80,8 +83,8 @@ class Ladder:
         if self.at in barred:
             below = [i for i in free if i > self.at] or free[-1:]
             self._go(now, self._fitting(below, budget), barred[self.at])
-        elif self._expected(self.at) > budget and self.at != free[-1]:
-            self._fall(now, budget, free)
+        elif wait + self._expected(self.at) > budget and self.at != free[-1]:
+            self._fall(now, budget, free, wait)
         if calm and (trial := self._due(now, budget, free)) is not None:
             self._trial, self._tried = trial, now
             return trial
@@ -120,13 +123,19 @@ class Ladder:
         slow = here.takes / here.alone if here.takes and here.alone else 1.0
         return one.alone * max(1.0, slow)
 
-    def _fitting(self, levels: Sequence[int], budget: float) -> int:
+    def _fitting(self, levels: Sequence[int], budget: float, wait: float = 0.0) -> int:
         """The first of these that fits, else the last."""
-        last = len(self.levels) - 1
-        fit = (i for i in levels if i == last or self._expected(i) <= FIT * budget)
-        return next(fit, levels[-1])
+        last, device = len(self.levels) - 1, self.levels[self.at].device
 
-    def _fall(self, now: float, budget: float, free: Sequence[int]) -> None:
+        def fits(i: int) -> bool:
+            there = wait if self.levels[i].device == device else 0.0
+            return i == last or there + self._expected(i) <= FIT * budget
+
+        return next(filter(fits, levels), levels[-1])
+
+    def _fall(
+        self, now: float, budget: float, free: Sequence[int], wait: float = 0.0
+    ) -> None:
         one = self.levels[self.at]
         why = f"{one.name} takes {1000 * (one.takes or 0):.0f} ms of {1000 * budget:.0f}"
         below = [i for i in free if i > self.at]
@@ -135,7 +144,7 @@ class Ladder:
                 self._later(one, now)  # it did not hold for long: as a trial that failed
             else:
                 one.wait, one.after = FIRST_S, now + FIRST_S
-            self._go(now, self._fitting(below, budget), why)
+            self._go(now, self._fitting(below, budget, wait), why)
 
     def _later(self, one: Level, now: float) -> None:
         one.after = now + one.wait
@@ -149,10 +158,12 @@ class Ladder:
             return None
         due = [i for i in reversed(free) if i < self.at and self.levels[i].after <= now]
         quick = [i for i in due if (self.levels[i].alone or 0.0) <= FIT * budget]
-        found = next(iter(quick or due), None)
-        if found is not None and not quick:
-            self.levels[found].wait = MOST_S
-        return found
+        if quick:
+            return quick[0]
+        if not due or now - self.levels[self.at].since < SLOW_S:
+            return None
+        self.levels[due[0]].wait = MOST_S
+        return due[0]
 
     def _go(self, now: float, level: int, why: str) -> None:
         if level != self.at:

@@ -146,28 +146,28 @@ class Line:
             slot, seq = frame.submit.slot, frame.submit.seq
             if any(s == slot and q != seq for x in self._seats for q, s in x.held.items()):
                 continue  # somebody may still write there: wait for the word while there is time
-            budget = self._budget(frame, now)
+            budget, wait = self._budget(frame, now)
             calm = not any(seat.held for seat in self._seats)
-            level = self._ladder.pick(now, budget, barred, calm)
+            level = self._ladder.pick(now, budget, barred, calm, wait)
             if level is None or not self._places[level][0].has_room():
                 return
             self._give(frame, self._places[level][0], level, now, budget)
 
-    def _budget(self, frame: Frame, now: float) -> float | None:
-        """Seconds that it may take, from when the worker begins with it; None: any time."""
+    def _budget(self, frame: Frame, now: float) -> tuple[float | None, float]:
+        """Seconds that it may take, None: any time; and until the present level's seat is free."""
         if not self._adapt:
-            return None
+            return None, 0.0
         interval = self._pace.interval
         if not frame.submit.deadline:
-            return interval
+            return interval, 0.0
         seat = self._places[self._ladder.at][0]
         ahead = [f for f in self.frames if f.seat is seat and f.submit.seq in seat.held]
         wait = sum(self._ladder.levels[f.level].takes or 0.0 for f in ahead)
         if ahead:
             wait = max(0.0, wait - (now - max(ahead[0].issued, seat.last_done)))
-        left = self._rescue_at(frame) - now - wait
+        left = self._rescue_at(frame) - now
         # A client that waits for long evens out frames that take longer than others.
-        return left if interval is None else min(left, max(interval, left / 2))
+        return left if interval is None else min(left, max(interval, left / 2) + wait), wait
 
     def _give(
         self, frame: Frame, seat: Seat, level: int, now: float, budget: float | None

@@ -521,6 +521,6 @@ class VideoSession(Session):
     def _tell_level(self, level: int) -> None:
         self.set(device=self._ladder.levels[level].device)
         told = level, self._ladder.reason if level else ""
-        if level != self._told_level[0] or bool(told[1]) != bool(self._told_level[1]):
+        if told != self._told_level:
             self._told_level = told
             self.core.tree.changed(self, "Level", "LevelReason")

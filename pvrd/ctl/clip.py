@@ -53,6 +53,7 @@ def enlarge_clip(
         "out_width": args.size and args.size[0],
         "out_height": args.size and args.size[1],
         "unchanged": args.unchanged,
+        "adapt": False,  # a file has time
         "tile_map": bool(args.debug_tiles),
         "precision": args.precision,
         "model": args.model,
