@@ -319,6 +319,13 @@ class Client:
         found: list[dict[str, Any]] = self._manager("GetDiagnostics")
         return found
 
+    def hold(self, reason: str) -> int:
+        """Keeps the GPU free of pvrd until the returned fd is closed or this client is."""
+        reply = self.call(
+            PATH, MANAGER, "Hold", "sa{sv}", [reason, {}], timeout=300.0, interactive=True
+        )
+        return reply.fds.take(reply.body[0])
+
     def open_text(self, settings: Mapping[str, Any]) -> TextSession:
         """Opens a session for text; options of OpenText."""
         reply = self.call(PATH, MANAGER, "OpenText", "a{sv}", [options(settings)])

@@ -30,6 +30,7 @@ COMMANDS = {
     "compile": "make a model of somebody's network that enlarges pictures",
     "upscale": "enlarge a y4m clip or a PNG or JPEG picture",
     "compare": "show what enlarging does to a picture, beside bicubic and the truth",
+    "hold": "keep the GPU free while a command runs",
     "config": "show or change the configuration",
     "stats": "counters of the daemon and its devices",
     "shader": "whether a compute shader would run on a device, and why not",

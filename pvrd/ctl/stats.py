@@ -32,6 +32,8 @@ def rows(counters: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
     """The counters flat: `jobs.running`, 3; bytes and seconds with their unit."""
     for key, value in counters.items():
         name = prefix + key
+        if key == "sensors":
+            continue  # `pvrctl status` shows them
         if isinstance(value, dict):
             yield from rows(value, name + ".")
         elif isinstance(value, float):

@@ -28,8 +28,9 @@ _pvrctl() {
     esac
     local options='--bus --json --help' words=''
     case $command in
-        '') options+=' --version'; words='status devices models generate chat extract classify embed compile upscale compare config stats shader bench doctor' ;;
+        '') options+=' --version'; words='status devices models generate chat extract classify embed compile upscale compare hold config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
+        hold) options+=' --reason' ;;
         generate) options+=" $text --raw --top5 --logprobs" ;;
         chat) options+=" $text --no-history" ;;
         extract) options+=" $jobs --context --instruction -n --max-tokens" ;;
