@@ -199,7 +199,8 @@ def _signals(snapshot: Snapshot) -> list[_Signal]:
         ("a CPU", snapshot.psi_cpu, PRESSURE),
         ("memory", snapshot.psi_memory, MEMORY),
     ):
-        if value is not None:
+        # Pressure alone harms nobody: it may be our own, or that of a machine that works alone.
+        if value is not None and snapshot.session_active and not snapshot.idle:
             why = f"tasks wait for {what} {value:.0f} % of the time"
             out.append(_Signal(*_levels(value, thresholds), why))
     return out

@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         "uptime_s": counters.get("uptime_s", 0),
         "sessions": counters.get("sessions", 0),
         "jobs": counters.get("jobs", {}),
+        "decision": state.get("Decision", {}),
+        "sensors": counters.get("sensors", []),
     }
     if args.json:
         output.emit_json(record)
@@ -69,7 +71,51 @@ def words(record: dict[str, Any]) -> str:
             + f"; sessions: {record['sessions']}",
         )
     )
-    return output.table(lines)
+    if record["decision"]:
+        lines.append(("Governor", decision_words(record["decision"])))
+        if (reason := record["decision"].get("reason")) and reason != record["reason"]:
+            lines.append(("", f"because {reason}"))
+    return output.table(lines) + sensor_words(record["sensors"])
+
+
+def decision_words(decision: dict[str, Any]) -> str:
+    """What the governor lets work take, in a line."""
+    if decision.get("parked"):
+        return "nothing runs"
+    parts = [f"work on the {str(decision.get('device', '')).upper()}"]
+    parts.append(f"slices of {decision.get('slice_ms', 0):g} ms")
+    for key, what in (("group_scale", "of their workgroups"), ("share", "of the GPU's time")):
+        value = decision.get(key, 1.0)
+        if value < 1.0 and not (key == "share" and decision.get("device") == "cpu"):
+            parts.append(f"{100 * value:.0f} % {what}")
+    if decision.get("precision") == "low":
+        parts.append("new jobs with 4-bit weights and small networks")
+    return ", ".join(parts)
+
+
+def sensor_words(sensors: list[dict[str, Any]]) -> str:
+    """What the governor sees: known values with their sources, then why others are unknown."""
+    known = [row for row in sensors if row.get("value") != "unknown"]
+    rows = [(str(r["name"]), _value(r), str(r.get("source", ""))) for r in known]
+    out = "\n" + output.table(rows, ("SENSOR", "VALUE", "SOURCE")) if rows else ""
+    why: dict[str, list[str]] = {}
+    for row in sensors:
+        if row.get("value") == "unknown":
+            why.setdefault(str(row.get("source", "")), []).append(str(row["name"]))
+    for source, names in why.items():
+        out += f"unknown: {', '.join(names)} ({source})\n"
+    return out
+
+
+def _value(row: dict[str, Any]) -> str:
+    value, unit = row.get("value"), str(row.get("unit", ""))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if unit == "share":
+            return f"{100 * value:.0f} %"
+        return f"{value:.1f} {unit}".strip()
+    return str(value)
 
 
 def device_words(device: dict[str, Any], known: str = "") -> str:

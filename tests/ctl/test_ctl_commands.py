@@ -15,7 +15,7 @@ import pytest
 
 from pvrd.ctl.main import COMMANDS, main, parse
 from pvrd.ctl.output import Progress, plain, rate, sentence, size, table
-from pvrd.ctl.status import duration
+from pvrd.ctl.status import decision_words, duration, sensor_words
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -275,3 +275,30 @@ def test_help_into_a_closed_standard_output_fails_quietly(option: str) -> None:
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "pvrd.ctl.main", option]
     done = subprocess.run(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_status_says_what_the_governor_decided_and_by_which_sensors() -> None:
+    decision = {
+        "device": "gpu", "slice_ms": 2.0, "group_scale": 0.5, "precision": "low", "share": 0.25,
+        "parked": False, "reason": "the battery is at 9 %",
+    }  # fmt: skip
+    text = decision_words(decision)
+    assert text == (
+        "work on the GPU, slices of 2 ms, 50 % of their workgroups, 25 % of the GPU's time, "
+        "new jobs with 4-bit weights and small networks"
+    )
+    assert decision_words({**decision, "parked": True}) == "nothing runs"
+    rows = [
+        {"name": "battery", "value": 9.0, "source": "UPower", "unit": "%"},
+        {"name": "on_battery", "value": True, "source": "UPower", "unit": ""},
+        {"name": "others_gpu", "value": 0.25, "source": "fdinfo", "unit": "share"},
+        {"name": "idle", "value": "unknown", "source": "no logind", "unit": ""},
+        {"name": "lid_closed", "value": "unknown", "source": "no logind", "unit": ""},
+    ]
+    lines = sensor_words(rows).splitlines()
+    assert [line.split() for line in lines[2:5]] == [
+        ["battery", "9.0", "%", "UPower"], ["on_battery", "yes", "UPower"],
+        ["others_gpu", "25", "%", "fdinfo"],
+    ]  # fmt: skip
+    assert lines[5] == "unknown: idle, lid_closed (no logind)"
+    assert sensor_words([]) == ""

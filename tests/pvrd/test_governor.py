@@ -78,9 +78,9 @@ def test_slices_never_become_longer_than_configured_for_idleness() -> None:
         ({"missed_per_s": 30.0, "canary": 1.2}, "cpu", 0.25, "misses 30"),
         ({"others_gpu": 0.8}, "gpu", 0.5, "80 % of the GPU"),
         ({"others_gpu": 1.0}, "gpu", 0.25, "100 % of the GPU"),
-        ({"psi_cpu": 99.0}, "gpu", 0.75, "wait for a CPU"),
-        ({"psi_memory": 20.0}, "gpu", 0.75, "wait for memory"),
-        ({"psi_io": 99.0}, "gpu", 1.0, ""),
+        ({"psi_cpu": 99.0, "session_active": True}, "gpu", 0.75, "wait for a CPU"),
+        ({"psi_memory": 20.0, "session_active": True}, "gpu", 0.75, "wait for memory"),
+        ({"psi_cpu": 99.0, "psi_memory": 99.0, "psi_io": 99.0}, "gpu", 1.0, ""),
     ],
 )
 def test_contention_is_believed_in_the_order_of_trust(
