@@ -37,9 +37,15 @@ class Session:
     """Frames one after the other, in `slots` places by turns."""
 
     def __init__(
-        self, backend: Backend, model: VideoModel, fmt: FrameFormat, slots: int, mode: str
+        self,
+        backend: Backend,
+        model: VideoModel,
+        fmt: FrameFormat,
+        slots: int,
+        mode: str,
+        tile: int = TILE,
     ) -> None:
-        self.pipeline = VideoPipeline(backend, model, fmt, TILE, unchanged=mode)
+        self.pipeline = VideoPipeline(backend, model, fmt, tile, unchanged=mode)
         self.places = [
             (frames.empty(fmt), frames.empty(fmt.scaled(model.scale))) for _ in range(slots)
         ]
@@ -212,6 +218,28 @@ def test_what_always_changes_is_not_kept_until_it_stands_still(
         assert (reused > 0) == (number == 2)
         if mode == "exact":
             assert same(fmt, out, enlarge(cpu_backend, guided, fmt, src, TILE))
+
+
+def test_cuts_are_coarse_while_everything_changes(
+    cpu_backend: Backend, guided: VideoModel
+) -> None:
+    fmt = FrameFormat(101, 230)
+    session = Session(cpu_backend, guided, fmt, 2, "exact", 0)
+    pipeline, tiles, reused = session.pipeline, [], []
+    for number in range(RESTLESS + 8):
+        if number < RESTLESS + 3:
+            src = noise(fmt, number)
+        out = session.run(src)
+        assert same(fmt, out, enlarge(cpu_backend, guided, fmt, src))
+        assert pipeline.made_by.shape == (pipeline.tiling.bands, pipeline.tiling.columns)
+        tiles.append(pipeline.tiles)
+        reused.append(pipeline.tiles_reused)
+    fine, coarse = tiles[0], tiles[RESTLESS + 2]
+    assert fine > coarse == 1
+    assert tiles[-4:] == reused[-4:] == [fine] * 4
+    src[0][0, 0] ^= 1
+    assert same(fmt, session.run(src), enlarge(cpu_backend, guided, fmt, src))
+    assert 0 < pipeline.tiles_reused < fine
 
 
 @pytest.mark.long
