@@ -217,6 +217,7 @@ def start(bus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
                 "workers.backoff_s": 0.05,
                 "models.text": "fake-text",
                 "models.video": "fake-x2",
+                "sensors.system": False,  # what the machine is doing is no part of most tests
                 **(settings or {}),
             },
         )
