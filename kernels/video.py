@@ -21,6 +21,7 @@ F32 = npt.NDArray[np.float32]
 
 # Words of the parameter buffer; the first is N_TOKENS of the contract.
 N_TILES = 0
+TILE = 1  # pixels of a tile; no operation reads it, it tells kinds of slices apart
 WIDTH, HEIGHT = 4, 5  # of the luma plane
 BAND_Y, SRC_Y = 6, 7  # frame row of the band's first core row, and of its input buffer's first row
 COL0 = 8  # the first tile column of the slice

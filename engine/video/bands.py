@@ -50,6 +50,7 @@ class Bands:
         self._planes_done = False
         self._out = fmt.scaled(self.scale).planes()
         self._words = np.zeros(PARAM_WORDS, np.uint32)
+        self._words[video.TILE] = tiling.tw * tiling.th
 
     def span(self, band: int, role: str) -> tuple[int, int, int, int]:
         """Of a band in a plane: its first row and the row after its last, the same of the rows that
