@@ -71,9 +71,11 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "matvec": _matvec,
         "matvec_norm": _matvec,
         "matvec_glu": _matvec,
+        "matvec_norm_glu": _matvec,
         "matmul": _matmul,
         "rope_kv": _rope_kv,
         "attention_decode": _attention,
+        "attention_step": _attention,
         "attention_prefill": _attention,
         "swiglu": _swiglu,
         "add_bias": _add_bias,
@@ -169,7 +171,11 @@ def _rmsnorm(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
 
 
 # Push constants that products have which make what they multiply.
-_OWN: Mapping[str, Mapping[str, float]] = {"matvec_norm": {"eps": 1e-5}, "matvec_glu": {"act": 0}}
+_OWN: Mapping[str, Mapping[str, float]] = {
+    "matvec_norm": {"eps": 1e-5},
+    "matvec_glu": {"act": 0},
+    "matvec_norm_glu": {"eps": 1e-5, "act": 0},
+}
 
 
 def _matvec(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
@@ -182,6 +188,9 @@ def _matvec(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
         vectors = {b.name: 4 * k for b in kernels.op(op).bindings if b.name not in ("w", "y")}
         vectors = {name: 2 * n if name == "gu" else n for name, n in vectors.items()}
         sizes = {"w": w, **vectors, "y": 4 * n}
+        if op == "matvec_norm_glu":  # a half is the gate, the other the unit
+            push |= {"n": n // 2, "up": n // 2}
+            sizes["y"] = 2 * n
         data = {"w": _packed(fmt, k), **dict.fromkeys(vectors, _FLOATS)}
         shape, moved = f"{name} {n}x{k}", sum(sizes.values())
         # Rows of one token, the first.
@@ -225,12 +234,17 @@ def _rope_kv(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
 
 
 def _attention(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
-    fmt, t = _format(v), 1 if op == "attention_decode" else TOKENS
-    sizes = {"qkv": 4 * t * QKV, **_caches(fmt), "out": 4 * t * HEADS * DIM}
+    fmt, t = _format(v), TOKENS if op == "attention_prefill" else 1
+    sizes = {"qkv": 4 * t * QKV, **_caches(fmt)}
     half = (_FLOATS / 4).astype(np.float16)
     cache = half if fmt == "f16" else np.full(1, 0x20, np.uint8)  # as a scale 0.008
     data: dict[str, Array] = {"qkv": _FLOATS, "kc": cache, "vc": cache}
     push = {**_kv(fmt), "scale": DIM**-0.5, "window": 0, "softcap": 0.0}
+    if op == "attention_step":
+        sizes["table"] = 4 * CONTEXT * DIM
+        push |= {"rope_dims": DIM, "neox": 0}
+    else:
+        sizes["out"] = 4 * t * HEADS * DIM
     for last in (POSITION,) if quick or t > 1 else (POSITION, DEEP):
         keys = last + 1
         seen = t * keys - t * (t - 1) // 2  # pairs of a query and a key before it

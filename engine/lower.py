@@ -27,6 +27,7 @@ from kernels import kv as caches
 from kernels import op as contract_of
 from kernels import weights as packing
 from kernels.advance import op as advance
+from kernels.attention_step import op as attention_step
 from kernels.contract import FORMATS, PARAM_WORDS, Contract, Variant
 from kernels.swiglu.op import ACTS
 from kernels.topk.op import RECORD_WORDS, part_nbytes
@@ -171,6 +172,8 @@ class Lowering:
         self._in_head = False
         self._users = graph.users()
         self._inner: dict[str, Node] = {}  # values that products compute themselves, for one token
+        self._attended: dict[str, str] = {}  # where one token's attentions are, if not in `_where`
+        self._gated: set[str] = set()  # gates and units that their product makes one, likewise
 
     def program(self) -> Program:
         self._buffer("params", PARAM_WORDS * 4, "params")
@@ -313,11 +316,16 @@ class Lowering:
         push = {"k": k, "eps": float(node.attrs["eps"]), "last": int(last), "add": int(add)}
         self._call("rmsnorm", bindings, None, "prefill" if inside else "", push)
 
-    def _inside(self, node: Node, op: str) -> bool:
-        """Whether the products that read a node compute it themselves, as `op`, for one token: on
-        a GPU, where a launch costs more than to compute it several times.
+    def _alone(self, node: Node) -> bool:
+        """Whether a pass has marked a node, and the device has its sequences for one token: a GPU,
+        where a launch costs more than to compute something several times.
         """
-        if not node.attrs.get("inside") or self._device.kind != "gpu" or self._device.software:
+        marked = bool(node.attrs.get("inside"))
+        return marked and self._device.kind == "gpu" and not self._device.software
+
+    def _inside(self, node: Node, op: str) -> bool:
+        """Whether the products that read a node compute it themselves, as `op`, for one token."""
+        if not self._alone(node):
             return False
         weights = {w for n in self._users[node.output] for w in n.weights}
         try:
@@ -334,7 +342,8 @@ class Lowering:
         """
         made = self._inner.get(node.inputs[0])
         if made is None:
-            return "matvec", [self._in(node)], {}
+            value = node.inputs[0]
+            return "matvec", [Binding(self._attended.get(value, self._where[value]))], {}
         if made.op == "rms_norm":
             norm = Binding(made.weights[0])
             return "matvec_norm", [self._in(made), norm], {"eps": float(made.attrs["eps"])}
@@ -344,6 +353,7 @@ class Lowering:
         n, k = node.int("n"), node.int("k")
         accumulate = len(node.inputs) == 2
         op, vectors, more = self._multiplied(node)
+        gated = self._gates(node)
         if accumulate:
             out = self._out(node, self._where[node.inputs[1]])
         elif self._in_head:
@@ -360,13 +370,36 @@ class Lowering:
                 push: dict[str, float] = {"n": rows, "k": k, "accumulate": int(accumulate)}
                 push["y0"] = y0 + row
                 only = "head" if self._in_head else "decode"
-                self._call(op, [binding, *vectors, out], w.format, only, {**push, **more})
+                if not gated:
+                    self._call(op, [binding, *vectors, out], w.format, only, {**push, **more})
                 if not self._in_head:
                     bindings = [binding, self._in(node), out]
                     self._call("matmul", bindings, w.format, "prefill", {**push, "ldy": n})
             y0 += w.shape[0]
         if y0 != n:
             raise BadModel(f"The graph's node {node.name} has {y0} rows, not {n}.")
+
+    def _gates(self, node: Node) -> bool:
+        """Whether a product of gate and unit makes one of both itself, for one token."""
+        users, w = self._users[node.output], self._weight(node)
+        norm = self._inner.get(node.inputs[0])
+        glu = users[0] if len(users) == 1 else node
+        if norm is None or norm.op != "rms_norm" or glu.op != "swiglu" or len(node.weights) > 1:
+            return False
+        f, up = glu.int("f"), node.int("n") // 2
+        whole = len(list(self._shards(w))) == 1
+        if not glu.attrs.get("inside") or not whole or f != up or up % packing.ROWS:
+            return False
+        bindings = [Binding(w.name), self._in(norm), Binding(norm.weights[0])]
+        bindings.append(Binding(self._scratch("f", f)))
+        push = {"n": f, "k": node.int("k"), "accumulate": 0, "y0": 0, "up": up}
+        more = {"eps": float(norm.attrs["eps"]), "act": ACTS[str(glu.attrs["act"])]}
+        try:
+            self._call("matvec_norm_glu", bindings, w.format, "decode", {**push, **more})
+        except NoKernel:
+            return False
+        self._gated.add(node.output)
+        return True
 
     def _bias(self, node: Node) -> None:
         y = self._out(node, self._where[node.inputs[0]])
@@ -405,22 +438,44 @@ class Lowering:
         bindings = [qkv, self._table(node, self._context), *self._caches(node)]
         rope_dims = node.int("rope_dims")
         push = {**self._sizes(node), "rope_dims": rope_dims, "neox": neox}
-        self._call("rope_kv", bindings, self._kv, "", push)
+        only = "prefill" if self._steps(node, bindings, push) else ""
+        self._call("rope_kv", bindings, self._kv, only, push)
+
+    def _steps(self, node: Node, bindings: list[Binding], push: dict[str, float]) -> bool:
+        """Whether a rotation and its attention are one call for one token, as `_inside`."""
+        fits = attention_step.fits(node.int("dim"), node.int("rope_dims")) and self._kv == "f16"
+        if not fits or not self._alone(node):
+            return False
+        attend = self._users[node.output][0]
+        try:
+            self._call(
+                "attention_step", bindings, self._kv, "decode", {**push, **self._scoring(attend)}
+            )
+        except NoKernel:
+            return False
+        self._attended[attend.output] = bindings[0].buffer
+        return True
 
     def _attend(self, node: Node) -> None:
         sizes = self._sizes(node)
         out = self._out(node, self._scratch("a", node.int("heads") * node.int("dim")))
         bindings = [self._in(node), *self._caches(node), out]
-        push = {**sizes, "scale": float(node.attrs["scale"]), "window": node.int("window")}
-        push["softcap"] = float(node.attrs["softcap"])
-        self._call("attention_decode", bindings, self._kv, "decode", push)
+        push = {**sizes, **self._scoring(node)}
+        if node.output not in self._attended:
+            self._call("attention_decode", bindings, self._kv, "decode", push)
         self._call("attention_prefill", bindings, self._kv, "prefill", push)
+
+    def _scoring(self, node: Node) -> dict[str, float]:
+        """What an attention makes of its scores."""
+        scale, cap = float(node.attrs["scale"]), float(node.attrs["softcap"])
+        return {"scale": scale, "window": node.int("window"), "softcap": cap}
 
     def _swiglu(self, node: Node) -> None:
         f, each = node.int("f"), node.int("each")
         out = self._out(node, self._scratch("f", f * each))
         push: dict[str, float] = {"f": f, "act": ACTS[str(node.attrs["act"])], "each": each}
-        only = "prefill" if self._inside(node, "matvec_glu") else ""
+        made = node.inputs[0] in self._gated or self._inside(node, "matvec_glu")
+        only = "prefill" if made else ""
         self._call("swiglu", [self._in(node), out], None, only, push)
 
     def _route(self, node: Node) -> None:

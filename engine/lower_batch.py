@@ -91,7 +91,7 @@ class _Batch(Lowering):
         self._rows[name] = 4 * width
         return super()._scratch(name, width)
 
-    def _inside(self, node: Node, op: str) -> bool:
+    def _alone(self, node: Node) -> bool:
         return False
 
     def _linear(self, node: Node) -> None:

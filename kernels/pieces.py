@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import kv, maps_pieces, video, weights
-from kernels.contract import LAST_ROW, N_TOKENS, POS0, Contract
+from kernels.contract import LAST_ROW, N_TOKENS, POS0, Contract, ceil_div
 from kernels.piece import Piece as Piece
 from kernels.piece import Read
 from kernels.text import FORMAT_NAMES
@@ -86,6 +86,10 @@ def _matvec(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any)
     first, rows, run = _rows(push, sizes["w"], rng)
     takes = {"w": [run], "y": [(4 * (push["y0"] + first), 4 * rows)]}
     k = 4 * int(push["k"])
+    if "up" in push:  # of matvec_norm_glu: the unit's rows behind those of the gate
+        apart = int(push["up"]) // weights.ROWS * (run[1] // ceil_div(rows, weights.ROWS))
+        takes["w"].append((run[0] + apart, run[1]))
+        push = {**push, "up": ceil_div(rows, weights.ROWS) * weights.ROWS}
     if "eps" in push:  # of matvec_norm
         takes |= {"x": [(int(params[LAST_ROW]) * k, k)], "norm": [(0, k)]}
         params[LAST_ROW] = 0
@@ -241,6 +245,24 @@ def _attention(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: A
     return Piece(params, push, takes, {"out": floats})
 
 
+def _attention_step(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    """One key's head, and the heads of the query that use it."""
+    heads, kv_heads, dim = (int(push[k]) for k in ("heads", "kv_heads", "dim"))
+    each, g, used = heads // kv_heads, int(rng.integers(kv_heads)), int(params[POS0]) + 1
+    qkv = [
+        (4 * dim * h, 4 * dim * n)
+        for h, n in ((g * each, each), (heads + g, 1), (heads + kv_heads + g, 1))
+    ]
+    takes = {"qkv": qkv, "table": [(0, 4 * used * push["rope_dims"])]}
+    takes |= _caches(push, range(g, g + 1), 0, used)
+
+    def numbers(cache: Array) -> Array:
+        return kv.load(FORMAT_NAMES[push["fmt"]], cache, (1, used, dim))
+
+    push = {**push, "heads": each, "kv_heads": 1, "ctx": used}
+    return Piece(params, push, takes, {"qkv": floats, "kc": numbers, "vc": numbers})
+
+
 def _conv3x3(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
     cin, cout, rows, xs = (int(push[k]) for k in ("cin", "cout", "rows", "xs"))
     t = int(rng.integers(max(1, int(params[video.N_TILES]))))
@@ -367,6 +389,7 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "matvec": _matvec,
     "matvec_norm": _matvec,
     "matvec_glu": _matvec,
+    "matvec_norm_glu": _matvec,
     "matmul": _matmul,
     "embed": _embed,
     "rmsnorm": _rmsnorm,
@@ -380,6 +403,7 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "advance": _advance,
     "rope_kv": _rope_kv,
     "attention_decode": _attention,
+    "attention_step": _attention_step,
     "attention_prefill": _attention,
     "conv3x3": _conv3x3,
     "luma_in": _luma_in,

@@ -86,6 +86,11 @@ def _matrices(rng: np.random.Generator) -> Iterator[Sample]:
         arrays: dict[str, Array] = {"w": w, "x": x, "norm": norm, "y": y[0]}
         for variant in _formats("matvec_norm", fmt):
             yield Sample("matvec_norm", variant, {**push, "eps": 1e-5}, arrays, (1, 0, 1), 1)
+        both: dict[str, Array] = {"w": weights.pack(fmt, _normal(rng, 48 + n, k) / 4), "x": x}
+        both |= {"norm": norm, "y": y[0]}
+        for variant in _formats("matvec_norm_glu", fmt):
+            given = {**push, "eps": 1e-5, "act": 0, "up": 48}
+            yield Sample("matvec_norm_glu", variant, given, both, (1, 0, 1), 1)
         gate = np.where(np.arange(k) % 4 == 1, -64, 32)
         arrays = {"w": w, "gu": np.concatenate([gate, x[0] / 32]).astype(np.float32), "y": y[0]}
         for variant in _formats("matvec_glu", fmt):
@@ -181,6 +186,10 @@ def _attention(rng: np.random.Generator) -> Iterator[Sample]:
             rope = {**push, "rope_dims": dim, "neox": 0}
             yield Sample("rope_kv", variant, rope, arrays, given, tokens)
         push |= {"scale": dim**-0.5, "window": 170, "softcap": 2.0}
+        for form in contract("attention_step").variants if fmt == "f16" else ():
+            one = {**arrays, "qkv": qkv[0]}
+            step = {**push, "rope_dims": dim, "neox": 1}
+            yield Sample("attention_step", form.name, step, one, (1, pos0, 0), 1)
         for op, rows in (("attention_decode", 1), ("attention_prefill", tokens)):
             arrays = {"qkv": qkv, **caches, "out": _nan(rows, heads * dim)}
             for form in contract(op).variants:

@@ -42,8 +42,9 @@ _STEADY_S, _WARM_S = 0.03, 0.3  # without a gain, until a device counts as warm,
 _SLOW = 2.0  # times the best: what is worse need not be timed again
 _MOST_BYTES = 64 << 20  # of a matrix that is made for this
 _SPREAD = 128 << 20  # bytes of matrices that calls take in turn: more than caches hold
-_MATRICES = ("matvec", "matvec_norm", "matvec_glu", "matmul")
-_POSITIONS = {"attention_decode": 4096, "attention_prefill": 1024}  # of a cache
+_MATRICES = ("matvec", "matvec_norm", "matvec_glu", "matvec_norm_glu", "matmul")
+# Of a cache.
+_POSITIONS = {"attention_decode": 4096, "attention_step": 4096, "attention_prefill": 1024}
 _ROWS = 64  # of a prompt
 _PICTURE = (480, 256)
 
@@ -73,7 +74,8 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
     if op in _MATRICES:
         fmt, n, k = FORMAT_NAMES[int(push["fmt"])], _fine(push["n"]), _fine(push["k"])
         k, most = max(k, weights.BLOCK), min(_MOST_BYTES, most_bytes)
-        while n > 1 and weights.nbytes(fmt, n, k) > most:
+        each = 2 if op == "matvec_norm_glu" else 1  # matrices of n rows
+        while n > 1 and weights.nbytes(fmt, n * each, k) > most:
             n //= 2
         given = {"fmt": push["fmt"], "n": n, "k": k, "accumulate": 0, "y0": 0}
         name, tokens = f"{op} {fmt} {n}x{k}", 1
@@ -81,8 +83,12 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
             tokens = _class(max(1, min(push.get("tokens", 1), most // (4 * max(n, k)))))
             name, given = f"{name}x{tokens}", {**given, "ldy": n}
         sizes = {"w": weights.nbytes(fmt, n, k), "x": 4 * k * tokens, "y": 4 * n * tokens}
-        if op == "matvec_norm":
+        if op in ("matvec_norm", "matvec_norm_glu"):
             given, sizes["norm"] = {**given, "eps": 1e-5}, 4 * k
+        if op == "matvec_norm_glu":
+            up = -(-n // weights.ROWS) * weights.ROWS
+            given = {**given, "act": 0, "up": up}
+            sizes["w"] = weights.nbytes(fmt, up + n, k)
         elif op == "matvec_glu":
             given, sizes["gu"] = {**given, "act": 0}, 2 * sizes.pop("x")
         return Trial(name, op, given, sizes, (tokens, 0, tokens - 1))
@@ -94,7 +100,7 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         v, stage = _class(push["v"]), push["stage"]
         sizes = {"logits": 4 * v, "part": part_nbytes(v), "out": 4 * RECORD_WORDS}
         return Trial(f"{op} {v} stage {stage}", op, {"v": v, "stage": stage}, sizes, (1, 0, 0))
-    if op in ("attention_decode", "attention_prefill"):
+    if op in ("attention_decode", "attention_step", "attention_prefill"):
         return _attention(op, push, most_bytes)
     if op == "nsr":
         return _frame(op, push, most_bytes)
@@ -145,9 +151,14 @@ def _attention(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial:
         ctx //= 2
     tokens = min(tokens, ctx)
     cache = kv.nbytes(fmt, kv_heads, ctx, dim)
-    sizes = {"qkv": tokens * row, "kc": cache, "vc": cache, "out": 4 * tokens * heads * dim}
+    sizes = {"qkv": tokens * row, "kc": cache, "vc": cache}
     given = {"fmt": push["fmt"], "heads": heads, "kv_heads": kv_heads, "dim": dim, "ctx": ctx}
     given |= {"scale": 1.0, "window": 0, "softcap": 0.0}
+    if op == "attention_step":
+        sizes["table"] = 4 * ctx * dim
+        given |= {"rope_dims": dim, "neox": 0}
+    else:
+        sizes["out"] = 4 * tokens * heads * dim
     name = f"{op} {fmt} {heads}/{kv_heads}x{dim}x{ctx}"
     if op == "attention_prefill":
         name = f"{name}x{tokens}"

@@ -16,7 +16,7 @@ from engine.passes.fuse_add import fuse_add
 from engine.passes.fuse_ffn import fuse_ffn
 from engine.passes.fuse_qkv import fuse_qkv
 from engine.passes.last_row import last_row
-from engine.passes.move_in import glu_into_matvec, norm_into_matvec
+from engine.passes.move_in import glu_into_matvec, norm_into_matvec, rope_into_attention
 from engine.passes.pack import join, pack
 
 PASSES: tuple[Pass, ...] = (
@@ -27,13 +27,16 @@ PASSES: tuple[Pass, ...] = (
     last_row,
     norm_into_matvec,
     glu_into_matvec,
+    rope_into_attention,
     pack,
     join,
 )
 
 
 # What models run without, too.
-OPTIONAL: Mapping[str, Pass] = {p.__name__: p for p in (norm_into_matvec, glu_into_matvec, join)}
+OPTIONAL: Mapping[str, Pass] = {
+    p.__name__: p for p in (norm_into_matvec, glu_into_matvec, rope_into_attention, join)
+}
 
 
 def optimise(graph: Graph, without: Collection[str] = ()) -> Graph:

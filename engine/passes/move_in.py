@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and gates inside the products that read them, for one token: a launch less for each."""
+"""Norms and gates inside the products that read them, rotations inside their attention, for one
+token: a launch less for each.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,25 @@ def norm_into_matvec(graph: Graph) -> Graph:
 def glu_into_matvec(graph: Graph) -> Graph:
     """Marks each gated unit that products alone read with `inside`."""
     return _marked(graph, "glu_into_matvec", "swiglu", "gated units")
+
+
+def rope_into_attention(graph: Graph) -> Graph:
+    """Marks each rotation that an attention alone reads, and that attention's products alone, with
+    `inside`.
+    """
+    users = graph.users()
+    nodes = list(graph.nodes)
+    count = 0
+    for i, node in enumerate(graph.nodes):
+        readers = users.get(node.output, [])
+        if node.op != "rope_kv" or readers != nodes[i + 1 : i + 2] or readers[0].op != "attend":
+            continue
+        products = users.get(readers[0].output, [])
+        if products and all(_multiplies(n, readers[0]) for n in products):
+            nodes[i] = replace(node, attrs={**node.attrs, "inside": True})
+            count += 1
+    note = f"{count} rotations inside their attention, for one token"
+    return changed(graph, "rope_into_attention", note, nodes)
 
 
 def _marked(graph: Graph, name: str, op: str, what: str) -> Graph:

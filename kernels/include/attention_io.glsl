@@ -26,19 +26,6 @@ layout(std430, set = 0, binding = ATTENTION_OUT_BINDING) writeonly buffer Out {
 #define KV_BINDING 2
 #include "kv_read.glsl"
 
-const float ATTENTION_LEAST = -3.0e38;
-
-// The first of the positions before `end` that count.
-uint attention_begin(uint end) {
-    return push.window == 0u || end < push.window ? 0u : end - push.window;
-}
-
-// A scaled score under the soft cap. tanh from an exponential that may overflow, as the built-in
-// one must not.
-float attention_cap(float score) {
-    if (push.softcap == 0.0)
-        return score;
-    return push.softcap * (1.0 - 2.0 / (exp(2.0 * score / push.softcap) + 1.0));
-}
+#include "attention_score.glsl"
 
 #endif

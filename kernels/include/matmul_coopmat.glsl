@@ -5,13 +5,16 @@
 // and, with two SIDES, put away without a wait for the others. Eight elements that lie together are
 // 0, 2, 1, 3, 4, 6, 5, 7, of weights and activations alike, as packed words come apart.
 // Sums are separate variables: an array of matrices lies in memory where one index of it is not a
-// constant to the driver. Grid: n / ROWS over x, tokens / TOKENS over y and z.
+// constant to the driver. Grid: n / ROWS over x, tokens / TOKENS over y and z; workgroups that follow
+// one another take the same rows and the next tokens, so that weights are read once.
 
 const uint EIGHTS = DEEP / 8u;    // of a row in a step
 const uint BLOCKS = DEEP / 32u;   // of a step
 const uint STRIDE = EIGHTS + 1u;  // of eights, between rows, so that banks differ
 const uint SUBGROUPS_ALONG_ROWS = ROWS / SUBGROUP_ROWS;
-const uint ROW_UNITS = ROWS * EIGHTS / (4u * PVR_WG_X);  // eights of four rows
+// Eights of four rows; where they are fewer than invocations some have none.
+const uint ROW_UNITS = (ROWS * EIGHTS / 4u + PVR_WG_X - 1u) / PVR_WG_X;
+const bool ROWS_BY_ALL = ROWS * EIGHTS / 4u >= PVR_WG_X;
 const uint TOKEN_UNITS = TOKENS * EIGHTS / PVR_WG_X;     // eights
 
 shared uvec4 rows_shared[SIDES * ROWS * STRIDE];
@@ -105,8 +108,10 @@ void written(uint row, uint token) {
 #endif
 
 void main() {
-    uint row0 = gl_WorkGroupID.x * ROWS, token0 = pvr_token_group() * TOKENS;
-    if (row0 >= push.n || token0 >= pvr_n_tokens())
+    uint parts = (pvr_n_tokens() + TOKENS - 1u) / TOKENS;  // of the tokens
+    uint number = pvr_token_group() * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    uint row0 = number / parts * ROWS, token0 = number % parts * TOKENS;
+    if (row0 >= push.n)
         return;
     uint lane = gl_LocalInvocationID.x, eight = lane % EIGHTS, own_block = eight >> 2;
     uint blocks = push.k >> 5, steps = (blocks + BLOCKS - 1u) / BLOCKS;
@@ -122,13 +127,17 @@ void main() {
         token_at[i] = token * (push.k >> 2) + (eight & 3u) * 2u;
     }
 
+    bool rows_too = ROWS_BY_ALL || lane < ROWS * EIGHTS / 4u;
     Words words[ROW_UNITS];
     vec4 values[TOKEN_UNITS * 2u];
 #define FETCH(step)                                                                \
     {                                                                              \
         uint block = min((step) * BLOCKS + own_block, blocks - 1u);                \
-        [[unroll]] for (uint i = 0u; i < ROW_UNITS; i++)                           \
-            words[i] = fetch_eight(row_at[i] + block * WEIGHTS_BLOCK, eight & 3u); \
+        if (rows_too) {                                                            \
+            [[unroll]] for (uint i = 0u; i < ROW_UNITS; i++)                       \
+                words[i] =                                                         \
+                    fetch_eight(row_at[i] + block * WEIGHTS_BLOCK, eight & 3u);    \
+        }                                                                          \
         [[unroll]] for (uint i = 0u; i < TOKEN_UNITS; i++) {                       \
             values[2u * i] = x[token_at[i] + block * 8u];                          \
             values[2u * i + 1u] = x[token_at[i] + block * 8u + 1u];                \
@@ -137,11 +146,13 @@ void main() {
     // Of a block that is not there activations are zeros.
 #define KEEP(side, step)                                                           \
     {                                                                              \
-        [[unroll]] for (uint i = 0u; i < ROW_UNITS; i++) {                         \
-            uint row = (lane + i * PVR_WG_X) / EIGHTS * 4u;                        \
-            [[unroll]] for (uint r = 0u; r < 4u; r++)                              \
-                rows_shared[((side) * ROWS + row + r) * STRIDE + eight] =          \
-                    row_halves(words[i], r);                                       \
+        if (rows_too) {                                                            \
+            [[unroll]] for (uint i = 0u; i < ROW_UNITS; i++) {                     \
+                uint row = (lane + i * PVR_WG_X) / EIGHTS * 4u;                    \
+                [[unroll]] for (uint r = 0u; r < 4u; r++)                          \
+                    rows_shared[((side) * ROWS + row + r) * STRIDE + eight] =      \
+                        row_halves(words[i], r);                                   \
+            }                                                                      \
         }                                                                          \
         bool there = BLOCKS == 1u || (step) * BLOCKS + own_block < blocks;         \
         [[unroll]] for (uint i = 0u; i < TOKEN_UNITS; i++) {                       \
@@ -188,9 +199,20 @@ void main() {
         barrier();
     }
 
+    row += row0;
+    token += token0;
+    bool whole = row0 + ROWS <= push.n && token0 + TOKENS <= pvr_n_tokens();
+    if (whole && push.accumulate == 0u) {  // straight to where it belongs
+#define PUT(i, j)                                                                         \
+    coopmat_store(sum##i##j, y, (token + 16u * uint(i)) * push.ldy + push.y0 + row +      \
+                                    16u * uint(j), push.ldy);
+#define PUT_ROWS(j) FOR_TOKENS_OF(PUT, j)
+        FOR_ROWS(PUT_ROWS)
+        return;
+    }
 #define WRITE(i, j)                                                   \
     coopmat_store(sum##i##j, results, coopmat_subgroup() * 256u, 16u); \
-    written(row0 + row + 16u * uint(j), token0 + token + 16u * uint(i));
+    written(row + 16u * uint(j), token + 16u * uint(i));
 #define WRITE_ROWS(j) FOR_TOKENS_OF(WRITE, j)
     FOR_ROWS(WRITE_ROWS)
 }

@@ -10,8 +10,10 @@
 // and an invocation takes whole blocks of four rows, or of f16 eight elements of eight rows; it
 // asks for its next words before it works on those that it has. Of many rows a workgroup takes
 // several tiles, one after the other, for activations that are rounded once.
+// With DIRECT see matvec_direct.glsl.
 // With MATVEC_NORM or MATVEC_GLU activations are made of what is in memory as they are taken; a
-// norm's factor is one number, so that it meets the sums and not the activations.
+// norm's factor is one number, so that it meets the sums and not the activations. With MATVEC_GATED
+// a workgroup takes the tile of the gate and that of the unit, and writes what they make.
 #ifndef PVR_MATVEC_GLSL
 #define PVR_MATVEC_GLSL
 
@@ -35,17 +37,26 @@
 
 layout(std430, set = 0, binding = 2) readonly buffer X { vec4 x[]; };
 
+#if defined(DIRECT)
+#define SIDES 2u  // of shared memory, for sums of tiles in turn
+#else
+#define SIDES 1u
+#endif
+
 // taken(i) gives four activations; where `counts` is false they are given another time.
 #if defined(MATVEC_NORM)
 
 layout(push_constant) uniform Push {
     uint fmt; uint n; uint k; uint accumulate; uint y0; float eps;
+#if defined(MATVEC_GATED)
+    uint act; uint up;
+#endif
 } push;
 layout(std430, set = 0, binding = 3) readonly buffer Norm { vec4 norm[]; };
 layout(std430, set = 0, binding = 4) buffer Y { float y[]; };
 
 float squares = 0.0;  // of what this invocation took, the sum
-shared float squared[PVR_WG_X];  // the same of all, beside `parts`
+shared float squared[PVR_WG_X * SIDES];  // the same of all, beside `parts`
 
 vec4 taken(uint i, bool counts) {
     vec4 v = x[pvr_last_row() * (push.k >> 2) + i];
@@ -75,18 +86,35 @@ vec4 taken(uint i, bool counts) { return x[i]; }
 
 #endif
 
-shared vec4 parts[PVR_WG_X];  // sums of four rows each, the quads of rows in turn
+#if defined(MATVEC_GATED)
+#include "glu.glsl"
+const uint PASSES = 2u;  // over a tile: the gate, the unit
+float gate;  // of this invocation's row
+uint tile_of(uint tile, uint pass) { return pass == 0u ? tile : tile + (push.up >> 4); }
+#else
+const uint PASSES = 1u;
+uint tile_of(uint tile, uint pass) { return tile; }
+#endif
 
-// Writes an element of y from `count` parts.
-void finish_row(uint row, uint lane, uint count) {
+shared vec4 parts[PVR_WG_X * SIDES];  // sums of four rows each, the quads of rows in turn
+
+// Writes an element of y from `count` parts from `from` on.
+void finish_row(uint row, uint lane, uint from, uint count, uint pass) {
     float total = 0.0;
     for (uint i = lane >> 2; i < count; i += 4u)
-        total += parts[i][lane & 3u];
+        total += parts[from + i][lane & 3u];
 #if defined(MATVEC_NORM)
     float sum = 0.0;
     for (uint i = lane >> 2; i < count; i += 4u)
-        sum += squared[i];
+        sum += squared[from + i];
     total *= norm_factor(sum);
+#endif
+#if defined(MATVEC_GATED)
+    if (pass == 0u) {
+        gate = total;
+        return;
+    }
+    total = glu(vec4(gate), vec4(total), push.act).x;
 #endif
     uint yi = push.y0 + row;
     y[yi] = push.accumulate != 0u ? y[yi] + total : total;
@@ -103,8 +131,8 @@ uint wide_lane() {
 }
 
 // Adds the sums of all invocations and writes the tile's rows; an invocation has those of the quad
-// lane & 3.
-void finish(vec4 sum, uint lane, uint tile) {
+// lane & 3. The parts lie from `from` on.
+void finish(vec4 sum, uint lane, uint tile, uint pass, uint from) {
     uint count = PVR_WG_X;  // parts that are left
 #if defined(WIDE_SUBGROUP)
     uint size = gl_SubgroupSize;
@@ -112,7 +140,7 @@ void finish(vec4 sum, uint lane, uint tile) {
         sum += subgroupShuffleXor(sum, step);
     uint each = min(size, 4u), part = gl_SubgroupInvocationID;
     if (part < each)
-        parts[gl_SubgroupID * each + part] = sum;
+        parts[from + gl_SubgroupID * each + part] = sum;
 #if defined(MATVEC_NORM)
     float own = squares;
 #if defined(PACKED)  // four neighbours took different ones, elsewhere they take the same
@@ -122,7 +150,7 @@ void finish(vec4 sum, uint lane, uint tile) {
     for (uint step = 4u; step < size; step <<= 1)
         own += subgroupShuffleXor(own, step);
     if (part < each)
-        squared[gl_SubgroupID * each + part] = own;
+        squared[from + gl_SubgroupID * each + part] = own;
 #endif
     count = gl_NumSubgroups * each;
     barrier();
@@ -145,16 +173,22 @@ void finish(vec4 sum, uint lane, uint tile) {
 #endif
     uint row = tile * 16u + lane;
     if (lane < 16u && row < push.n)
-        finish_row(row, lane, count);
+        finish_row(row, lane, from, count, pass);
 }
 
 #if defined(PACKED)
 
 #include "packed.glsl"
 
+#if defined(DIRECT)
+const uint CHUNK = 512u;
+#else
 const uint CHUNK = 256u;  // blocks of x in shared memory
+#endif
 shared uvec4 rounded[CHUNK * PACKED_WORDS * 2u];
 shared vec2 steps[CHUNK];  // of a block the step, and its sum
+
+#if !defined(DIRECT)
 
 // Rounds four elements, number `i` of the chunk; eight neighbours have a block.
 void round_four(vec4 v, uint i) {
@@ -190,6 +224,8 @@ void stage(uint base, uint lane) {
                 round_four(v[j], first + j * PVR_WG_X);
     }
 }
+
+#endif
 
 #if defined(FMT_F16)
 
@@ -234,9 +270,16 @@ vec4 joined(vec4 low, vec4 high, uint lane) {
 
 // A block of four rows.
 #if defined(FMT_Q4)
-const uint WORDS = 4u, AHEAD = 2u;
+const uint WORDS = 4u;
 #else
-const uint WORDS = 8u, AHEAD = 1u;
+const uint WORDS = 8u;
+#endif
+#if defined(DIRECT)
+const uint AHEAD = DIRECT;
+#elif defined(FMT_Q4)
+const uint AHEAD = 2u;
+#else
+const uint AHEAD = 1u;
 #endif
 const uint PARTS = 1u, STEP = PVR_WG_X / 4u;
 struct Unit { uvec4 head, words[WORDS]; };
@@ -296,6 +339,10 @@ vec4 joined(vec4 low, vec4 high, uint lane) { return low; }
 
 #endif
 
+#if defined(DIRECT)
+#include "matvec_direct.glsl"
+#else
+
 // Adds up a tile. `again`: the activations are in shared memory already.
 vec4 product(uint tile, uint lane, bool again) {
     uint blocks = push.k >> 5, count = blocks * PARTS;
@@ -327,15 +374,20 @@ void main() {
     uint apart = gl_NumWorkGroups.x * gl_NumWorkGroups.y, lane = wide_lane();
     bool whole = push.k <= 32u * CHUNK;
     for (uint tile = first; tile * 16u < push.n; tile += apart) {
-        if (tile != first)
-            barrier();  // what finish read is written again
+        for (uint pass = 0u; pass < PASSES; pass++) {
+            bool again = tile != first || pass != 0u;
+            if (again)
+                barrier();  // what finish read is written again
 #if defined(MATVEC_NORM)
-        if (!whole)
-            squares = 0.0;
+            if (!whole)
+                squares = 0.0;
 #endif
-        finish(product(tile, lane, whole && tile != first), lane, tile);
+            finish(product(tile_of(tile, pass), lane, whole && again), lane, tile, pass, 0u);
+        }
     }
 }
+
+#endif
 
 #else
 
@@ -347,21 +399,27 @@ void main() {
     uint j = (lane >> 2) & 3u, first = lane >> 4;
     if (tile * 16u >= push.n)
         return;
-    uint at = weights_quad(tile * 4u + (lane & 3u), push.k) + first * WEIGHTS_BLOCK;
-    vec4 sum = vec4(0.0);
-    for (uint block = first; block < push.k >> 5; block += BLOCKS) {
-        mat4 a, b;
-        vec4 scale, minimum;
-        vec4 xa = taken(block * 8u + 2u * j, true), xb = taken(block * 8u + 2u * j + 1u, true);
-        weights_eights(at, j, a, b);
-        weights_scales(at, scale, minimum);
-        sum += scale * (xa * a + xb * b);
+    for (uint pass = 0u; pass < PASSES; pass++) {
+        uint quad = tile_of(tile, pass) * 4u + (lane & 3u);
+        uint at = weights_quad(quad, push.k) + first * WEIGHTS_BLOCK;
+        vec4 sum = vec4(0.0);
+        for (uint block = first; block < push.k >> 5; block += BLOCKS) {
+            mat4 a, b;
+            vec4 scale, minimum;
+            vec4 xa = taken(block * 8u + 2u * j, pass == 0u);
+            vec4 xb = taken(block * 8u + 2u * j + 1u, pass == 0u);
+            weights_eights(at, j, a, b);
+            weights_scales(at, scale, minimum);
+            sum += scale * (xa * a + xb * b);
 #if WEIGHTS_MINIMUM
-        sum += minimum * dot(xa + xb, vec4(1.0));
+            sum += minimum * dot(xa + xb, vec4(1.0));
 #endif
-        at += BLOCKS * WEIGHTS_BLOCK;
+            at += BLOCKS * WEIGHTS_BLOCK;
+        }
+        if (pass != 0u)
+            barrier();  // what finish read is written again
+        finish(sum, lane, tile, pass, 0u);
     }
-    finish(sum, lane, tile);
 }
 
 #endif
@@ -376,35 +434,40 @@ void main() {
     uint slice = lane >> 2;
     if (tile * 16u >= push.n)
         return;
-    uint at = weights_quad(tile * 4u + (lane & 3u), push.k) + slice * WEIGHTS_BLOCK;
-    vec4 sum = vec4(0.0);
-    for (uint block = slice; block < push.k >> 5; block += SLICES) {
-        vec4 products = vec4(0.0), ones = vec4(0.0), scale, minimum;
-        for (uint j = 0u; j < 4u; j++) {
-            mat4 a, b;
-            weights_eights(at, j, a, b);
-            vec4 xa = taken(block * 8u + 2u * j, true);
-            vec4 xb = taken(block * 8u + 2u * j + 1u, true);
-            products += xa * a + xb * b;
+    for (uint pass = 0u; pass < PASSES; pass++) {
+        uint quad = tile_of(tile, pass) * 4u + (lane & 3u);
+        uint at = weights_quad(quad, push.k) + slice * WEIGHTS_BLOCK;
+        vec4 sum = vec4(0.0);
+        for (uint block = slice; block < push.k >> 5; block += SLICES) {
+            vec4 products = vec4(0.0), ones = vec4(0.0), scale, minimum;
+            for (uint j = 0u; j < 4u; j++) {
+                mat4 a, b;
+                weights_eights(at, j, a, b);
+                vec4 xa = taken(block * 8u + 2u * j, pass == 0u);
+                vec4 xb = taken(block * 8u + 2u * j + 1u, pass == 0u);
+                products += xa * a + xb * b;
 #if WEIGHTS_MINIMUM
-            ones += xa + xb;
+                ones += xa + xb;
 #endif
+            }
+            weights_scales(at, scale, minimum);
+            sum += scale * products;
+#if WEIGHTS_MINIMUM
+            sum += minimum * dot(ones, vec4(1.0));
+#endif
+            at += SLICES * WEIGHTS_BLOCK;
         }
-        weights_scales(at, scale, minimum);
-        sum += scale * products;
-#if WEIGHTS_MINIMUM
-        sum += minimum * dot(ones, vec4(1.0));
-#endif
-        at += SLICES * WEIGHTS_BLOCK;
-    }
-    parts[lane] = sum;
+        if (pass != 0u)
+            barrier();  // the gate's parts were read
+        parts[lane] = sum;
 #if defined(MATVEC_NORM)
-    squared[lane] = squares;
+        squared[lane] = squares;
 #endif
-    barrier();
-    uint row = tile * 16u + lane;
-    if (lane < 16u && row < push.n)
-        finish_row(row, lane, 4u * SLICES);
+        barrier();
+        uint row = tile * 16u + lane;
+        if (lane < 16u && row < push.n)
+            finish_row(row, lane, 0u, 4u * SLICES, pass);
+    }
 }
 
 #endif

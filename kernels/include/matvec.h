@@ -14,40 +14,58 @@ static inline float *matvec_scratch(const pvr_call *call, pvr_team *team, size_t
     return all ? (float *)(all + nbytes * (size_t)team->tid) : NULL;
 }
 
+/* A vector of k elements: floats, and for q4 and q8 rounded into `quants`. */
+typedef struct matvec_x {
+    uint32_t fmt;
+    size_t k;
+    const float *x;
+    const uint8_t *quants;
+} matvec_x;
+
+PVR_INLINE matvec_x matvec_open(const pvr_call *call, const float *x, uint8_t *quants) {
+    const matvec_x v = {.fmt = call->push[0], .k = call->push[2], .x = x, .quants = quants};
+    if (v.fmt != PVR_F16)
+        for (size_t b = 0; b < v.k / WEIGHTS_BLOCK; b++)
+            weights_quantise(x + b * WEIGHTS_BLOCK, quants + b * 44, 0, 1);
+    return v;
+}
+
+/* The product of a tile of 16 rows. */
+PVR_INLINE vf matvec_tile(const matvec_x *v, const uint32_t *w, size_t tile) {
+    const size_t blocks = v->k / WEIGHTS_BLOCK;
+    const uint32_t *at = w + tile * blocks * weights_block_words(v->fmt);
+    vf sum;
+    if (v->fmt == PVR_Q4) {
+        weights_tile_q4(at, blocks, v->quants, 1, &sum);
+    } else if (v->fmt == PVR_Q8) {
+        weights_tile_q8(at, blocks, v->quants, 1, &sum);
+    } else {
+        /* Four sums side by side: a single one would wait for itself. */
+        const size_t quarter = v->k / 4;
+        const uint16_t *h = (const uint16_t *)at;
+        vf s[4] = {vf_set1(0), vf_set1(0), vf_set1(0), vf_set1(0)};
+        for (size_t i = 0; i < quarter; i++, h += LANES * 4)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++)
+                s[j] = vf_fma(vf_half(h + j * LANES), vf_set1(v->x[4 * i + (size_t)j]), s[j]);
+        sum = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
+    }
+    return sum;
+}
+
 /* Tiles of 16 rows, shared out over the team in one run each. Every thread rounds all of x for
  * itself, into `quants`: that is a microsecond, no more than a barrier would be. */
 static inline void matvec_multiply(const pvr_call *call, const pvr_team *team, const uint32_t *w,
                                    const float *x, uint8_t *quants, float *y) {
-    const uint32_t fmt = call->push[0], accumulate = call->push[3];
-    const size_t n = call->push[1], k = call->push[2], blocks = k / WEIGHTS_BLOCK;
+    const size_t n = call->push[1];
+    const matvec_x vector = matvec_open(call, x, quants);
     y += call->push[4];
-    if (fmt != PVR_F16)
-        for (size_t b = 0; b < blocks; b++)
-            weights_quantise(x + b * WEIGHTS_BLOCK, quants + b * 44, 0, 1);
-
-    const size_t tile_words = blocks * weights_block_words(fmt);
     size_t begin, end;
     pvr_split(team, (n + LANES - 1) / LANES, &begin, &end);
     for (size_t tile = begin; tile < end; tile++) {
-        const uint32_t *at = w + tile * tile_words;
-        size_t rows = n - tile * LANES;
-        vf sum;
-        if (fmt == PVR_Q4) {
-            weights_tile_q4(at, blocks, quants, 1, &sum);
-        } else if (fmt == PVR_Q8) {
-            weights_tile_q8(at, blocks, quants, 1, &sum);
-        } else {
-            /* Four sums side by side: a single one would wait for itself. */
-            const size_t quarter = k / 4;
-            const uint16_t *h = (const uint16_t *)at;
-            vf s[4] = {vf_set1(0), vf_set1(0), vf_set1(0), vf_set1(0)};
-            for (size_t i = 0; i < quarter; i++, h += LANES * 4)
-#pragma GCC unroll 4
-                for (int j = 0; j < 4; j++)
-                    s[j] = vf_fma(vf_half(h + j * LANES), vf_set1(x[4 * i + (size_t)j]), s[j]);
-            sum = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
-        }
-        weights_store(y + tile * LANES, sum, rows < LANES ? rows : LANES, accumulate);
+        const size_t rows = n - tile * LANES;
+        const vf sum = matvec_tile(&vector, w, tile);
+        weights_store(y + tile * LANES, sum, rows < LANES ? rows : LANES, call->push[3]);
     }
 }
 

@@ -56,6 +56,10 @@ class CoopmatTile:
 _COOPMAT = (
     CoopmatTile(256, 128, 64, 64, 32, 1),
     CoopmatTile(128, 128, 64, 64, 32, 2),
+    CoopmatTile(128, 128, 64, 32, 64, 1),
+    CoopmatTile(128, 128, 64, 32, 32, 1),
+    CoopmatTile(128, 256, 64, 64, 32, 1),
+    CoopmatTile(64, 128, 32, 32, 64, 1),
     CoopmatTile(128, 64, 64, 32, 64, 1),
     CoopmatTile(64, 64, 32, 32, 64, 2),
 )
@@ -68,6 +72,8 @@ def coopmat(fmt: str, tile: CoopmatTile) -> Variant:
     subgroups = tile.rows // tile.subgroup_rows * (tile.tokens // tile.subgroup_tokens)
     shared = tile.sides * (2 * tile.deep + 16) * (tile.rows + tile.tokens) + 1024 * subgroups
     name = f"{fmt}_coopmat_{tile.rows}x{tile.tokens}"
+    if tile.rows == tile.tokens == 128 and tile.subgroup_tokens == 32:
+        name += f"_{tile.deep}"
     return Variant(name, (32 * subgroups, 1, 1), defines, _MATRICES, shared, baseline=False)
 
 

@@ -31,6 +31,9 @@ from kernels.text import (
 _SHUFFLES = frozenset({"subgroup_basic", "subgroup_shuffle"})
 _SUMS = 256 * 16  # bytes of shared memory
 _CHUNK = 256  # blocks of x in shared memory
+# matvec_direct.glsl: invocations and blocks asked for early, by format; blocks of x.
+_DIRECT = {"q4": ((256, 2), (128, 3)), "q8": ((256, 2), (128, 2))}
+_DIRECT_CHUNK = 512
 # Workgroups that a large GPU runs at the same time; what is more may share rounded activations.
 _ENOUGH, _MOST_TILES = 640, 4
 
@@ -51,7 +54,16 @@ def variants(more: int = 0) -> tuple[Variant, ...]:
         sums = _SUMS + 256 * more
         out += wide_variants(base, 256, sums, _SHUFFLES)
         out += packed_variants(base, 256, sums + 8 * _CHUNK, 32 * _CHUNK, _SHUFFLES)
+        out += [_direct(base.name, *how, more) for how in _DIRECT.get(base.name, ())]
     return tuple(out)
+
+
+def _direct(fmt: str, invocations: int, ahead: int, more: int) -> Variant:
+    defines = {f"FMT_{fmt.upper()}": "1", "PACKED_INT8": "1", "DIRECT": f"{ahead}u"}
+    shared = 2 * (16 + more) * invocations + 40 * _DIRECT_CHUNK
+    needs = _SHUFFLES | {"int_dot"}
+    name = f"{fmt}_direct_{invocations}"
+    return Variant(name, (invocations, 1, 1), defines, needs, shared, baseline=False)
 
 
 def groups(push: Push, variant: Variant) -> Groups:

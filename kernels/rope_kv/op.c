@@ -1,17 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Heads of tokens are shared out over the team. */
 #include "kv.h"
+#include "rope.h"
 
 enum { FORMAT, HEADS, KV_HEADS, DIM, CTX, ROPE_DIMS, NEOX };
-
-static void rotate(float *x, const float *cos_sin, size_t half, int neox) {
-    for (size_t j = 0; j < half; j++) {
-        float *a = neox ? x + j : x + 2 * j, *b = neox ? a + half : a + 1;
-        const float c = cos_sin[2 * j], s = cos_sin[2 * j + 1], u = *a, v = *b;
-        *a = u * c - v * s;
-        *b = u * s + v * c;
-    }
-}
 
 PVR_OP(rope_kv) {
     const uint32_t *params = call->buf[0];
@@ -28,7 +20,7 @@ PVR_OP(rope_kv) {
         const size_t head = i % width, pos = params[PVR_POS0] + i / width;
         float *x = (float *)call->buf[1] + i * dim;
         if (head < heads + kv_heads)
-            rotate(x, table + pos * rope_dims, rope_dims / 2, neox);
+            rope_turn(x, table + pos * rope_dims, rope_dims / 2, neox);
         if (head < heads)
             continue;
         const size_t kv = head - heads;

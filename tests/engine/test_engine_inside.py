@@ -62,21 +62,27 @@ def test_calls_of_a_token(tiny_q8: Path) -> None:
     graph = compiled(tiny_q8)
     program = lower(graph, GPU, 64, 8)
     counts = {name: Counter(c.op for c in calls) for name, calls in program.sequences.items()}
-    each = {"matvec_norm": 2, "rope_kv": 1, "attention_decode": 1, "matvec": 1, "matvec_glu": 1}
+    each = {"matvec_norm": 1, "attention_step": 1, "matvec": 2, "matvec_norm_glu": 1}
     assert counts["decode"] == {"embed": 1, **{op: 2 * n for op, n in each.items()}}
     assert counts["head"] == {"matvec_norm": 1, "topk": 2}
     assert counts["prefill"]["rmsnorm"] == 4
     assert counts["prefill"]["swiglu"] == 2
     for device in (replace(GPU, software=True), replace(GPU, kind="cpu")):
         ops = {c.op for c in lower(graph, device, 64, 8).sequences["decode"]}
-        assert not {"matvec_norm", "matvec_glu"} & ops
+        assert not {"matvec_norm", "matvec_glu", "matvec_norm_glu", "attention_step"} & ops
 
-    def without_glu(op: str, variant: str) -> bool:
-        return op != "matvec_glu"
+    def calls(*out: str, kv: str = "f16") -> Counter[str]:
+        program = lower(graph, GPU, 64, 8, lambda op, variant: op not in out, kv)
+        return Counter(c.op for c in program.sequences["decode"])
 
-    ops = {c.op for c in lower(graph, GPU, 64, 8, without_glu).sequences["decode"]}
+    each = {"matvec_norm": 2, "attention_step": 1, "matvec": 1, "matvec_glu": 1}
+    assert calls("matvec_norm_glu") == {"embed": 1, **{op: 2 * n for op, n in each.items()}}
+    ops = calls("matvec_norm_glu", "matvec_glu").keys()
     assert {"swiglu", "matvec_norm"} < ops
-    assert "matvec_glu" not in ops
+    each = {"matvec_norm": 1, "rope_kv": 1, "attention_decode": 1}
+    each |= {"matvec": 2, "matvec_norm_glu": 1}
+    for found in (calls("attention_step"), calls(kv="q8")):
+        assert found == {"embed": 1, **{op: 2 * n for op, n in each.items()}}
 
 
 def compiled(path: Path) -> Graph:
@@ -108,7 +114,8 @@ def test_logits(tmp_path: Path, tiny: Any, gpu: Any, kind: str, suffix: str) -> 
         model.close()
         return
     program = lower(model.graph, info, 64, 16, only(suffix))
-    assert {"matvec_norm", "matvec_glu"} < {c.op for c in program.sequences["decode"]}
+    used = {"matvec_norm", "attention_step", "matvec_norm_glu"}
+    assert used < {c.op for c in program.sequences["decode"]}
     state = State(model, program, gpu.executable(program, model.weights))
     state.run(IDS[:4], head=True)
     for i in IDS[4:]:

@@ -247,3 +247,41 @@ def test_q8_is_off_by_half_a_step(runner: Runner, dim: int, size: float) -> None
     for variant in runner.variants("rope_kv", "q8"):
         error = np.abs(_values(runner, "q8", values, variant) - values)
         assert (error <= 0.501 * step).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "rope_dims", "neox"),
+    [((9, 3, 64), 64, 0), ((8, 1, 128), 128, 1), ((6, 2, 80), 40, 1), ((3, 3, 8), 8, 0),
+     ((5, 1, 64), 32, 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("pos0", [0, 1, 31, 33, 130, 299, 1100])
+def test_step(
+    runner: Runner, shape: tuple[int, int, int], rope_dims: int, neox: int, pos0: int
+) -> None:
+    """Rotation and attention of a token, in spans where positions are many, twice in a row."""
+    ctx = pos0 + 3
+    for window, softcap in ((0, 0.0), (40, 3.0)):
+        push, arrays = attention("f16", shape, ctx, pos0, 0, 1, window, softcap)
+        arrays["qkv"] = arrays["qkv"][0]
+        del arrays["out"]
+        angle = np.random.default_rng(pos0).normal(size=(ctx, rope_dims // 2))
+        arrays["table"] = np.stack([np.cos(angle), np.sin(angle)], -1).astype(np.float32)
+        push |= {"rope_dims": rope_dims, "neox": neox}
+        for variant in runner.variants("attention_step", "f16"):
+            runner.check_op(
+                "attention_step", variant, push, arrays, params=(1, pos0), tolerance=2e-3
+            )
+
+
+@pytest.mark.gpu
+def test_a_step_leaves_its_scratch_as_it_was(gpu: Runner) -> None:
+    """Where nothing depends on Q, which each call writes over, all calls give the same."""
+    push, arrays = attention("f16", (9, 3, 64), 1200, 1100, 0, 1)
+    arrays["qkv"], ctx = arrays["qkv"][0], 1200
+    del arrays["out"]
+    arrays["table"] = np.stack([np.ones((ctx, 32)), np.zeros((ctx, 32))], -1).astype(np.float32)
+    push |= {"rope_dims": 64, "neox": 0, "scale": 0.0}
+    for variant in gpu.variants("attention_step", "f16"):
+        once = gpu.run("attention_step", variant, push, arrays, params=(1, 1100))
+        often = gpu.run("attention_step", variant, push, arrays, params=(1, 1100), times=9)
+        np.testing.assert_array_equal(once["qkv"], often["qkv"])

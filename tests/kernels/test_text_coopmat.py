@@ -69,6 +69,7 @@ TILES = [
     CoopmatTile(32, 64, 32, 64, 32, 1),
     CoopmatTile(64, 64, 32, 32, 64, 1),
     CoopmatTile(128, 32, 64, 32, 32, 2),
+    CoopmatTile(32, 64, 32, 32, 32, 1),
 ]
 
 

@@ -13,6 +13,7 @@ import kernels
 from kernels import weights
 from kernels.contract import FORMATS
 from kernels.matmul.op import tile
+from kernels.swiglu.op import gated
 from tests.kernels.harness import Runner
 
 FMTS = ["q4", "q8", "f16"]
@@ -112,7 +113,7 @@ def test_matvec_adds_and_leaves_the_rest(runner: Runner, fmt: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fmt", FMTS)
-@pytest.mark.parametrize(("n", "k"), [(20, 8192 + 96), (16 * 1290 + 5, 64)])
+@pytest.mark.parametrize(("n", "k"), [(20, 8192 + 96), (20, 16384 + 96), (16 * 1290 + 5, 64)])
 def test_matvec_in_chunks_and_of_several_tiles(gpu: Runner, fmt: str, n: int, k: int) -> None:
     for variant in gpu.variants("matvec", fmt):
         product(gpu, "matvec", fmt, n, k, 1, variant=variant)
@@ -131,6 +132,31 @@ def taken(op: str, k: int, seed: int) -> tuple[dict[str, Floats], dict[str, floa
     act = seed % 2
     z = 2 * (2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3) if act else gate
     return {"gu": gu}, {"act": act}, gate / (1 + np.exp(-z)) * up
+
+
+def gated_product(runner: Runner, variant: str, n: int, k: int, accumulate: int) -> None:
+    """Runs matvec_norm_glu and compares with both products on their own."""
+    fmt, op, up = variant.partition("_")[0], "matvec_norm_glu", (n + 15) // 16 * 16 + 16
+    arrays, own, x = taken("matvec_norm", k, n + k)
+    packed = random_weights(fmt, up + n, k, seed=n + k)
+    y = np.random.default_rng(n).normal(size=n + 12).astype(np.float32)
+    push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": accumulate, "y0": 3, **own}
+    push |= {"act": n % 2, "up": up}
+    got = runner.run(op, variant, push, {"w": packed, **arrays, "y": y}, params=(1, 5, 1))["y"]
+    w = weights.unpack(fmt, packed, up + n, k).astype(np.float64)
+    gate, unit = w[:n] @ x, w[up:] @ x
+    base = y[3 : 3 + n] if accumulate else 0.0
+    needs = kernels.op(op).variant(variant).needs
+    size = np.abs(w) @ np.abs(x)
+    off = (1e-3 if "fp16" in needs else 1e-5) * size + 1e-5
+    if "int_dot" in needs or (fmt != "f16" and runner.backend.info.kind != "gpu"):
+        off += np.abs(w) @ rounded(x)[1]
+    # act has no slope above 1.2, nor is it larger than its argument.
+    bound = 1.2 * off[:n] * (np.abs(unit) + off[up:]) + np.abs(gate) * off[up:] + 1e-5
+    error = np.abs(got[3 : 3 + n] - (gated(gate, unit, n % 2) + base))
+    assert (error <= bound).all(), f"{variant} is off by {error.max()}"
+    outside = np.r_[0:3, 3 + n : len(y)]
+    np.testing.assert_array_equal(got[outside], y[outside], "wrote outside of its rows")
 
 
 def made_product(
@@ -167,12 +193,27 @@ def test_products_that_make_their_activations(runner: Runner, op: str, fmt: str)
             made_product(runner, op, variant, n, k, accumulate, 3)
 
 
+@pytest.mark.parametrize("fmt", FMTS)
+def test_gates_with_their_units(runner: Runner, fmt: str) -> None:
+    for variant in runner.variants("matvec_norm_glu", fmt):
+        for n, k, accumulate in ((1, 32, 0), (37, 96, 1), (130, 576, 0), (64, 1536, 1)):
+            gated_product(runner, variant, n, k, accumulate)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", FMTS)
+def test_gates_in_chunks_and_of_several_tiles(gpu: Runner, fmt: str) -> None:
+    for variant in gpu.variants("matvec_norm_glu", fmt):
+        for n, k in ((20, 8192 + 96), (16 * 1290 + 5, 64), (20, 16384 + 96)):
+            gated_product(gpu, variant, n, k, 0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", ["matvec_norm", "matvec_glu"])
 @pytest.mark.parametrize("fmt", FMTS)
 def test_products_that_make_their_activations_in_chunks(gpu: Runner, op: str, fmt: str) -> None:
     for variant in gpu.variants(op, fmt):
-        for n, k in ((20, 8192 + 96), (16 * 1290 + 5, 64)):
+        for n, k in ((20, 8192 + 96), (20, 16384 + 96), (16 * 1290 + 5, 64)):
             made_product(gpu, op, variant, n, k, 0, 0)
 
 

@@ -27,6 +27,10 @@ SHAPES: dict[str, dict[str, float]] = {
         "fmt": FORMATS["q8"], "n": 50, "k": 96, "accumulate": 0, "y0": 3, "eps": 1e-5,
     },
     "matvec_glu": {"fmt": FORMATS["f16"], "n": 50, "k": 96, "accumulate": 1, "y0": 3, "act": 1},
+    "matvec_norm_glu": {
+        "fmt": FORMATS["q4"], "n": 50, "k": 96, "accumulate": 0, "y0": 3, "eps": 1e-5, "act": 1,
+        "up": 64,
+    },
     "matmul": {
         "fmt": FORMATS["q8"], "n": 50, "k": 96, "accumulate": 1, "y0": 3, "ldy": 60, "tokens": 9,
     },
