@@ -73,7 +73,7 @@ def weston(folder: Path) -> Iterator[dict[str, str]]:
     command = ["weston", "--backend=headless-backend.so", pixman, "--width=1280", "--height=720"]
     command += [f"--config={folder}/weston.ini", "--socket=wayland-q"]
     with (folder / "weston.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         end = time.monotonic() + START_S
         while not (folder / "wayland-q").exists():
@@ -119,7 +119,12 @@ class Program:
 def program(arguments: Sequence[str], env: dict[str, str]) -> Program:
     """Starts one."""
     command = [sys.executable, "-m", "benchmarks.qos_clients", *arguments]
-    return Program(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+    # Each in a session of its own, as programs of a desktop are to the kernel's scheduler: it
+    # shares time between sessions (autogroup) before it does within one.
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
+    return Program(process)
 
 
 # -- the animated window

@@ -101,7 +101,8 @@ def other(env: dict[str, str], threads: int, llama: Path | None) -> Iterator[Non
         return
     command = [str(llama / "llama-bench"), "-m", str(smollm2()), "-t", str(threads)]
     command += ["-p", "0", "-n", "512", "-r", "1000"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=null, stderr=null, start_new_session=True)
     try:
         time.sleep(1.0)  # it loads
         yield

@@ -121,7 +121,7 @@ class Agent:
         games = tuple(f"GameMode: {game}" for game in games)
         held = await pvrd.hold(games)
         told: dict[str, Any] = {"games": list(games) if games and not held else None}
-        told["compositor"] = os.environ.get("XDG_CURRENT_DESKTOP", "")[:80]
+        told["compositor"] = _desktop()
         if not pvrd.working:
             self._meter.close()
             if self._idle != (pvrd.owner, games):
@@ -173,6 +173,11 @@ class Agent:
         if text != self._said:
             self._said = text
             systemd.log(systemd.NOTICE, text)
+
+
+def _desktop() -> str:
+    name = os.environ.get("XDG_CURRENT_DESKTOP", "")
+    return "".join(c for c in name if c.isprintable())[:80]
 
 
 async def serve(bus: str, every_s: float, window: bool) -> int:
