@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from pvrd.config import Config, Paths
 from pvrd.errors import Internal, PvrdError, ShuttingDown, shortage
 from pvrd.governor import Governor
 from pvrd.holds import Holds
+from pvrd.jobs import Jobs
 from pvrd.models import Model, ModelStore
 from pvrd.objects import SESSIONS, Object, ObjectTree, prop, where
 from pvrd.peers import Peers
@@ -42,6 +44,7 @@ class Core:
     stats: Stats = field(default_factory=Stats)
     sessions: dict[str, Session] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    jobs: Jobs = field(default_factory=Jobs)
     steer: Callable[[], None] = lambda: None  # the governor has to look anew
     closing: bool = False
     number: int = 0
@@ -70,7 +73,7 @@ class Core:
 
     def shares(self) -> int:
         """Percent of the device that sessions are guaranteed."""
-        return sum(session.share for session in self.sessions.values())
+        return self.jobs.shares() + sum(session.share for session in self.sessions.values())
 
 
 def report(error: Exception) -> PvrdError:
@@ -99,6 +102,7 @@ class Session(Object):
         self.priority: int = options["priority"]
         self.share: int = options["share"]
         self.charge = 0  # bytes
+        self.opened = time.monotonic()
         self.closed = False
         self.waiting_tokens = 0  # about, of a prompt that no worker has begun with
         self._ready = False

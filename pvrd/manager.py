@@ -9,7 +9,19 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pvrd import __version__, config, diagnostics, governor, holds, options, polkit, stats
+from pvrd import (
+    __version__,
+    config,
+    diagnostics,
+    fds,
+    governor,
+    holds,
+    jobs,
+    options,
+    polkit,
+    stats,
+    trace,
+)
 from pvrd.bus import Call, V, Variant, plain, variant
 from pvrd.core import Core, report
 from pvrd.enlarge import check_sides, family, out_size, smaller
@@ -31,6 +43,7 @@ from pvrd.supervisor import MAX_KILLS
 from pvrd.text_session import TextSession
 from pvrd.video_session import VideoSession, plan
 from pvrd.worker import WorkerLost
+from pvrd.workers import protocol
 
 FREE_PRIORITY = 11
 SENSORS_S = 2.0  # for reading them; then their last values do
@@ -189,6 +202,7 @@ class Manager(Object):
         await self._allow_priority(call, chosen["priority"])
         uid = await core.peers.uid(call.sender)
         core.supervisor.admit(core.peers.usage(uid).jobs)
+        self._check_share(chosen["share"])
         job = PictureJob(core, uid, models, chosen)
         try:
             await job.take(_take(call, index))
@@ -373,6 +387,35 @@ class Manager(Object):
             out[worker.kind] = stats.worker_typed(worker, numbers)
         out["sensors"] = diagnostics.sensors(core)
         return out
+
+    @method("ListJobs", "options:a{sv}", "jobs:aa{sv}")
+    async def list_jobs(self, call: Call, given: dict[str, Any]) -> list[dict[str, Variant]]:
+        """The caller's jobs and sessions, or those of all."""
+        chosen = options.parse(given, options.LIST_JOBS)
+        uid = await self._core.peers.uid(call.sender)
+        if not chosen["all"]:
+            return jobs.listing(self._core, uid)
+        await self._core.polkit.check(call.sender, uid, polkit.INSPECT, call.interactive)
+        return jobs.listing(self._core, None)
+
+    @method("Trace", "options:a{sv}", "trace:h", timeout=None)
+    async def trace(self, call: Call, given: dict[str, Any]) -> Answer:
+        """Slices and jobs of some seconds, as a file for Perfetto."""
+        core = self._core
+        core.check_open()
+        chosen = options.parse(given, options.TRACE)
+        uid = await core.peers.uid(call.sender)
+        await core.polkit.check(call.sender, uid, polkit.INSPECT, call.interactive)
+        if core.jobs.ended is not None:
+            raise Busy("a trace is being made already, position 1 in the queue")
+        data = await trace.record(core, chosen["seconds"])
+        target = fds.memfd("pvrd-trace")
+        try:
+            await fds.in_thread(lambda: protocol.write_all(target, data))
+            fds.seal(target, fds.SEAL_SHRINK | fds.SEAL_GROW | fds.SEAL_WRITE)
+            return Answer([0], [fds.read_only(target)])
+        finally:
+            os.close(target)
 
     @method("GetDiagnostics", "", "facts:aa{sv}")
     async def get_diagnostics(self, call: Call) -> list[dict[str, Variant]]:

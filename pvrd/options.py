@@ -106,8 +106,13 @@ PICTURE: Mapping[str, Option] = {
     "format": Option("str", "", choices=("", "png", "jpeg")),
     "device": DEVICE,
     "priority": PRIORITY,
+    "share": Option("int", 0, high=100),
     "stream": Option("bool", False),
 }
+
+LIST_JOBS: Mapping[str, Option] = {"all": Option("bool", False)}
+
+TRACE: Mapping[str, Option] = {"seconds": Option("float", 2.0, low=0.01, high=600)}
 
 ADD_MODEL: Mapping[str, Option] = {
     "licence": Option("str", ""),

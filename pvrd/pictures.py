@@ -15,6 +15,7 @@ from pvrd import fds
 from pvrd.bus import V, Variant
 from pvrd.core import Core, report
 from pvrd.errors import BadModel, Cancelled, PvrdError, ShuttingDown, Timeout
+from pvrd.jobs import Job
 from pvrd.models import Model
 from pvrd.objects import METHOD_S, Answer
 from pvrd.stream import LineStream
@@ -168,7 +169,7 @@ class PictureJob:
                     "map": self._chosen["tile_map"],
                     **{
                         key: self._chosen[key]
-                        for key in ("scale", "format", "priority", "tile", "precision")
+                        for key in ("scale", "format", "priority", "share", "tile", "precision")
                     },
                 }  # fmt: skip
                 message: dict[str, Any] = {"t": "picture", "job": self.id, "settings": settings}
@@ -189,13 +190,17 @@ class PictureJob:
         for model in self._models:
             core.supervisor.use(model)
         try:
-            with core.peers.job(self._uid):
+            chosen = self._chosen
+            listed = Job(self.id, "picture", self._models[0].name, self._uid, chosen["priority"],
+                         chosen["share"])  # fmt: skip
+            with core.peers.job(self._uid), core.jobs.of(listed):
                 info = await core.supervisor.attempt(
                     self._chosen["device"],
                     self._models[0],
                     self._chosen["priority"],
                     enlarge,
                     moved,
+                    listed,
                 )
         except asyncio.CancelledError:
             core.stats.jobs_cancelled += 1

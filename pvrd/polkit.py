@@ -12,6 +12,7 @@ PRIORITY = "org.pvrd.Pvrd1.high-priority"
 MODELS = "org.pvrd.Pvrd1.manage-models"
 HOLD = "org.pvrd.Pvrd1.hold"
 CONFIGURE = "org.pvrd.Pvrd1.configure"
+INSPECT = "org.pvrd.Pvrd1.inspect"
 
 _SERVICE = "org.freedesktop.PolicyKit1"
 _PATH = "/org/freedesktop/PolicyKit1/Authority"

@@ -18,6 +18,7 @@ from pvrd.errors import (
     Timeout,
     from_name,
 )
+from pvrd.jobs import Job
 from pvrd.objects import METHOD_S
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ async def ask(
     job = f"j{core.next_number()}"
     data = json.dumps(asked).encode()
     message = {"t": "query", "job": job, "kind": kind, "model": session.model.key,
-               "context": session.context, "priority": session.priority}  # fmt: skip
+               "context": session.context, "priority": session.priority,
+               "share": session.share, "session": session.id}  # fmt: skip
     request = fds.memfd("pvrd-question")
     try:
         result = fds.memfd("pvrd-answer")
@@ -76,10 +78,13 @@ async def ask(
             raise OutOfMemory(
                 f"a question of {len(data)} bytes has no room: {e.strerror}"
             ) from None
-        with core.peers.job(session.uid):
+        listed = Job(job, kind, session.model.name, session.uid, session.priority, session.share,
+                     session.path)  # fmt: skip
+        with core.peers.job(session.uid), core.jobs.of(listed):
             async with asyncio.timeout(METHOD_S - 1):
                 told = await core.supervisor.attempt(
-                    session.choice, session.model, session.priority, answer, lambda _: None
+                    session.choice, session.model, session.priority, answer, lambda _: None,
+                    listed,
                 )
         core.stats.jobs_done += 1
         return told, os.dup(result)

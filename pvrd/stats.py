@@ -87,6 +87,11 @@ def worker_typed(worker: Worker, reported: Mapping[str, Any]) -> Variant:
         "last_exit": V("s", worker.counters.last_exit),
         "models": V("as", [loading.model.name for loading in worker.models.values()]),
     }
+    times = reported.get("times")
+    if isinstance(times, dict):
+        parts = {str(k)[:16]: float(v) for k, v in list(times.items())[:16]
+                 if isinstance(v, (int, float))}  # fmt: skip
+        out["times_ms"] = V("a{sd}", parts)
     counters = reported.get("counters")
     numbers = {"rss": reported.get("rss"), **(counters if isinstance(counters, dict) else {})}
     for key, value in numbers.items():

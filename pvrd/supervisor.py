@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pvrd.config import WORKER_KEYS, Config, changed
 from pvrd.errors import Busy, DeviceLost, OutOfMemory, ShuttingDown
 from pvrd.governor import Decision
+from pvrd.jobs import Job
 from pvrd.models import Model
 from pvrd.worker import Worker, WorkerLost, WorkerReleased
 
@@ -261,12 +262,14 @@ class Supervisor:
         priority: int,
         body: Callable[[Worker], Awaitable[_T]],
         moved: Callable[[str], None],
+        job: Job | None = None,
     ) -> _T:
         """Runs `body` with a worker that has the model; again in another when that one dies.
 
         Args:
             body: may start over where its record ends.
             moved: called with the reason before each further attempt.
+            job: is told where it stands.
 
         Raises:
             DeviceLost: no device, or the job ended MAX_KILLS workers. Else what the body raises.
@@ -275,8 +278,12 @@ class Supervisor:
         while True:
             worker = await self.choose(device)
             try:
-                async with self.place(worker, priority):
+                async with self.place(worker, priority, job):
+                    if job is not None:
+                        job.at("loading", worker.kind)
                     await self.load(worker, model)
+                    if job is not None:
+                        job.at("running", worker.kind)
                     return await body(worker)
             except PlaceLost:
                 continue
@@ -309,7 +316,9 @@ class Supervisor:
         return sum(self._running.values())
 
     @contextlib.asynccontextmanager
-    async def place(self, worker: Worker, priority: int) -> AsyncIterator[None]:
+    async def place(
+        self, worker: Worker, priority: int, job: Job | None = None
+    ) -> AsyncIterator[None]:
         """A place among the jobs that run in the worker; in the order of priority, then of coming.
 
         Raises:
@@ -320,6 +329,8 @@ class Supervisor:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._number += 1
             heapq.heappush(self._waiting[worker.kind], (-priority, self._number, future))
+            if job is not None:
+                job.at("waiting", worker.kind, self._number)
             try:
                 await future
             except asyncio.CancelledError:
@@ -335,6 +346,11 @@ class Supervisor:
         finally:
             self._running[worker.kind] -= 1
             self._wake(worker.kind)
+
+    def position(self, kind: str, number: int) -> int:
+        """Where in its queue a job waits that came as this number, from 1; 0: it does not."""
+        queue = sorted(w for w in self._waiting.get(kind, ()) if not w[2].done())
+        return next((i for i, waiter in enumerate(queue, 1) if waiter[1] == number), 0)
 
     def _wake(self, kind: str) -> None:
         while self._waiting[kind]:

@@ -18,6 +18,7 @@ from pvrd import fds, options, queries, systemd
 from pvrd.bus import Call
 from pvrd.core import Core, Session, report
 from pvrd.errors import Busy, Cancelled, InvalidArgument, PvrdError, ShuttingDown
+from pvrd.jobs import Job
 from pvrd.journal import Journal
 from pvrd.models import Model
 from pvrd.objects import Answer, method
@@ -223,10 +224,10 @@ class TextJob:
         core = self.session.core
         last: tuple[str, dict[str, Any]]
         try:
-            with core.peers.job(self.session.uid):
+            with core.peers.job(self.session.uid), core.jobs.of(self._listed()) as job:
                 message = await core.supervisor.attempt(
                     self.session.choice, self.session.model, self.session.priority,
-                    self._write, self._moved,
+                    self._write, self._moved, job,
                 )  # fmt: skip
             last = ("end", self._end(message))
             core.stats.jobs_done += 1
@@ -250,6 +251,13 @@ class TextJob:
             await self.stream.finish()
         finally:
             self.stream.close()
+
+    def _listed(self) -> Job:
+        session = self.session
+        return Job(
+            self.id, "text", session.model.name, session.uid, session.priority, session.share,
+            session.path, tokens=lambda: self._journal.count,
+        )  # fmt: skip
 
     def _last_of_stop(self) -> tuple[str, dict[str, Any]]:
         if isinstance(self._error, ShuttingDown):

@@ -217,6 +217,13 @@ class Fake:
             self.send(t="query.done", job=m["job"], bytes=len(data), tokens=1, **told)
             os.close(question)
             os.close(result)
+        elif kind == "trace":
+            if not m["on"]:
+                begun = time.monotonic_ns() // 1000
+                events = [["slice", begun, 1500, "j1", "text", 5],
+                          ["run", begun, 1400, "decode+head", 1, 1000], ["nonsense"]]  # fmt: skip
+                self.send(t="trace", job=m["job"], events=events)
+                self.send(t="trace.done", job=m["job"])
         elif kind == "stats":
             self.send(t="stats", counters={"submissions": 5}, rss=12345, jobs=len(self.texts))
 
