@@ -280,7 +280,12 @@ class Worker:
         self._models.unload(model)
 
     def _on_text(self, received: protocol.Received) -> None:
-        self._text.start(received.message, received.fd())
+        carried = received.fd(1) if received.message.get("carried") else -1
+        self._text.start(received.message, received.fd(), carried)
+
+    def _on_export(self, received: protocol.Received) -> None:
+        message = received.message
+        self._text.export(str(message["job"]), received.fd(), int(message.get("limit") or 0))
 
     def _on_ack(self, received: protocol.Received) -> None:
         self._text.ack(str(received.message["job"]), int(received.message["n"]))
@@ -372,6 +377,7 @@ class Worker:
         "load": _on_load,
         "unload": _on_unload,
         "text": _on_text,
+        "text.export": _on_export,
         "ack": _on_ack,
         "cancel": _on_cancel,
         "count": _on_count,

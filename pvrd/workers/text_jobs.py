@@ -8,6 +8,7 @@ replayed, not sent again.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 from engine.backends.base import Executable
 from engine.backends.crosscheck import Suspect
 from engine.errors import DeviceLost, InvalidArgument, PvrError
-from engine.text import generate, journal
+from engine.text import carry, generate, journal
 from engine.text.batch import MAX_LANES, Batch, Batches
 from engine.text.generate import Event, Generation
 from engine.text.model import State, TextModel
@@ -85,8 +86,10 @@ class TextTask:
         fd: int,
         send: Send,
         company: Company,
+        carried: int = -1,
     ) -> None:
-        """Reads the journal; `fd` stays the caller's. `company` knows whose tokens can come of the
+        """Reads the journal; `fd` stays the caller's, and so does `carried`: what another worker
+        computed of this job (engine/text/carry.py). `company` knows whose tokens can come of the
         same slice.
 
         Raises:
@@ -114,6 +117,7 @@ class TextTask:
         self._failed: PvrError | None = None
         models.text(self.model)
         models.acquire(self.model)
+        self._carried = os.dup(carried) if carried >= 0 else -1
 
     def subject(self) -> Mapping[str, str]:
         return {"job": self.job}
@@ -145,6 +149,7 @@ class TextTask:
         if self._generation is None:
             with self._models.pipelines(self.subject()):
                 state = self.session.state(self.model, self._context)
+                self._adopt(state)
             self._generation = Generation(state, self._request, self._delivered)
         tasks, batch = self._company(self)
         self.beside = [] if batch is None else tasks
@@ -156,6 +161,37 @@ class TextTask:
                 other.spans.begins(now)
             _together(tasks, batch)
         return self._generation is None or not self._generation.finished
+
+    def _adopt(self, state: State) -> None:
+        """Takes in what another worker computed; what cannot be taken is computed here."""
+        if self._carried >= 0:
+            try:
+                carry.adopt(state, self._carried)
+            except DeviceLost:
+                raise
+            except (PvrError, OSError):
+                state.tokens.clear()
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self._carried >= 0:
+            os.close(self._carried)
+            self._carried = -1
+
+    def export(self, fd: int, limit: int) -> int:
+        """Writes what was computed for another worker; bytes, 0 when there is nothing to give.
+
+        Raises:
+            DeviceLost
+        """
+        if self._generation is None or self.session.doubt() is not None:
+            return 0
+        try:
+            with self._models.pipelines(self.subject()):
+                return carry.export(self._generation.state, fd, limit)
+        except (OSError, Suspect):
+            return 0
 
     def next_id(self) -> tuple[State, int] | None:
         """Its state and the one token that its next slice feeds, when it is decoding."""
@@ -215,6 +251,7 @@ class TextTask:
             self._tell(self._generation.cancel())
 
     def close(self) -> None:
+        self._let_go()
         self._models.release(self.model)
 
     def _tell(self, events: list[Event]) -> None:
@@ -258,8 +295,8 @@ class TextJobs:
         self._tasks: dict[str, TextTask] = {}
         self._batches = Batches()
 
-    def start(self, message: Mapping[str, Any], fd: int) -> None:
-        """Takes a job in; `fd`, its journal, stays the caller's.
+    def start(self, message: Mapping[str, Any], fd: int, carried: int = -1) -> None:
+        """Takes a job in; `fd`, its journal, and `carried` stay the caller's.
 
         Raises:
             InvalidArgument, UnknownModel, UnsupportedModel
@@ -268,7 +305,7 @@ class TextJobs:
         if job in self._tasks:
             raise InvalidArgument(f"There is a job {job} already.")
         session = self._sessions.get(name) or Session(self._models, self._batches)
-        task = TextTask(self._models, session, message, fd, self._send, self._company)
+        task = TextTask(self._models, session, message, fd, self._send, self._company, carried)
         self._sessions[name] = session
         session.jobs.append(task)
         self._tasks[job] = task
@@ -304,6 +341,21 @@ class TextJobs:
             self._scheduler.remove(task)
             self.dropped(task)
             task.close()
+
+    def export(self, job: str, fd: int, limit: int) -> None:
+        """The job goes on in another worker: it is over here, and says `text.exported` as its last
+        word. What was computed of it is in the file then, which stays the caller's, unless that
+        would have above `limit` bytes. A job that is over is no error.
+        """
+        if (task := self._tasks.get(job)) is None:
+            return
+        nbytes = task.export(fd, limit)
+        self._scheduler.remove(task)
+        self.dropped(task)
+        task.close()
+        if not task.session.jobs:
+            task.session.forget()
+        self._send({"t": "text.exported", "job": job, "bytes": nbytes})
 
     def dropped(self, task: Task) -> None:
         """A task is over: the session's next job has its turn."""

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer goes on in another state with the KV caches that the first one had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.backends.cpu import CpuBackend
+from engine.text import carry
+from engine.text.generate import Generation, Request
+from engine.text.model import State, TextModel
+from kernels import kv
+
+PROMPT = "once upon a time"
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    fd = os.memfd_create("carried", os.MFD_CLOEXEC)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def model(tiny_q8: Path) -> Iterator[TextModel]:
+    backend = CpuBackend(2)
+    made = TextModel.load(tiny_q8, "", backend)
+    yield made
+    made.close()
+    backend.close()
+
+
+def generation(state: State, delivered: list[int], **settings: Any) -> Generation:
+    settings = {"max_tokens": 16, "temperature": 0, **settings}
+    return Generation(state, Request("generate", PROMPT, settings=settings), delivered)
+
+
+def whole(found: Generation) -> list[int]:
+    while not found.finished:
+        found.step()
+    return found.answer
+
+
+@pytest.mark.parametrize("context", [40, 96])  # most of the caches, and little of them
+def test_an_answer_goes_on(model: TextModel, file: int, context: int) -> None:
+    truth = whole(generation(model.state(context), [], max_tokens=8))
+    first = generation(model.state(context), [], max_tokens=8)
+    while first.delivered < 5:
+        first.step()
+    size = carry.export(first.state, file, 1 << 30)
+    assert size == os.fstat(file).st_size
+    assert size >= carry.nbytes(first.state) > 0
+    second = model.state(context)
+    assert carry.adopt(second, file) == len(first.state.tokens)
+    assert second.tokens == first.state.tokens
+    for name, (heads, dim) in carry.shapes(second).items():
+        shape, count = (heads, context, dim), len(second.tokens)
+        a, b = (
+            kv.load("f16", s.executable.read(name, kv.nbytes("f16", *shape)), shape)[:, :count]
+            for s in (first.state, second)
+        )
+        assert np.array_equal(a, b)
+    rest = generation(second, first.answer, max_tokens=8)
+    fed = len(second.tokens)
+    assert whole(rest) == truth
+    assert rest.step() == []
+    assert rest._stats["prefill_tokens"] == len(rest._ids) - len(truth) + 5 - fed == 1
+
+
+@pytest.mark.parametrize(("form", "other"), [("f16", "q8"), ("q8", "f16"), ("q8", "q8")])
+def test_caches_of_another_form(model: TextModel, file: int, form: str, other: str) -> None:
+    first = generation(model.state(64, form), [])
+    while first.delivered < 3:
+        first.step()
+    assert carry.export(first.state, file, 1 << 30)
+    second = model.state(64, other)
+    assert carry.adopt(second, file) == len(first.state.tokens)
+    count = len(second.tokens)
+    for name, (heads, dim) in carry.shapes(second).items():
+        shape = heads, 64, dim
+        a, b = (
+            kv.load(s.kv, s.executable.read(name, kv.nbytes(s.kv, *shape)), shape)[:, :count]
+            for s in (first.state, second)
+        )
+        assert np.abs(a - b).max() <= (0.01 * np.abs(a).max() if form != other else 0)
+
+
+def test_a_file_that_does_not_fit_is_left(model: TextModel, file: int) -> None:
+    first = generation(model.state(64), [])
+    assert carry.export(first.state, file, 1 << 30) == 0  # nothing was computed
+    while first.delivered < 3:
+        first.step()
+    assert carry.export(first.state, file, 100) == 0  # too large
+    size = carry.export(first.state, file, 1 << 30)
+    assert carry.adopt(model.state(32), file) == 0  # another context
+    state = model.state(64)
+    os.ftruncate(file, size - 1)
+    assert carry.adopt(state, file) == 0
+    os.ftruncate(file, size)
+    os.pwrite(file, (1 << 30).to_bytes(4, "little"), carry.ALIGN)  # no such token
+    assert carry.adopt(state, file) == 0
+    for damage in (b"", b"{}", b'{"version": 1}', b"[1]"):
+        os.pwrite(file, damage + b"\n", 0)
+        assert carry.adopt(state, file) == 0
+    assert state.tokens == []
+
+
+@pytest.mark.gpu
+def test_between_a_gpu_and_the_cpu(tiny_q8: Path, file: int) -> None:
+    from engine.backends.vulkan import VulkanBackend
+
+    gpu, cpu = VulkanBackend(allow_software=True), CpuBackend(2)
+    models = [TextModel.load(tiny_q8, "", backend) for backend in (gpu, cpu)]
+    for source, target in (models, models[::-1]):
+        first = generation(source.state(64), [])
+        while first.delivered < 3:
+            first.step()
+        assert carry.export(first.state, file, 1 << 30)
+        second = target.state(64)
+        count = carry.adopt(second, file)
+        assert count == len(first.state.tokens)
+        # The next logits are those of one who computed all of it by itself.
+        own = target.state(64)
+        ids = first._ids[: count + 1]
+        for at in range(0, len(ids), own.chunk):
+            own.run(ids[at : at + own.chunk], at + own.chunk >= len(ids))
+        second.run(ids[count:], True)
+        assert np.abs(second.logits() - own.logits()).max() < 0.1
+        os.ftruncate(file, 0)
+    for made in models:
+        made.close()
