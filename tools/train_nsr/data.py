@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 PART = 128  # side of the area of places in a picture that are drawn alike
-SIZES = (1.0, 0.75, 0.55)  # a photograph has finer structure per pixel when made smaller
+SIZES = (1.0, 0.75, 0.55, 0.4)  # a photograph has finer structure per pixel when made smaller
 
 
 def luma(rgb: Tensor) -> Tensor:

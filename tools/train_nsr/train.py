@@ -31,7 +31,9 @@ from degrade import codec
 from family import NETWORKS, Network
 from net import Nsr
 
-SQUARED_FROM = 0.7  # share of the time after which the loss is L2
+DECIBELS_FROM, DECIBELS_WHOLE = 0.6, 0.75  # shares of the time between which L1 gives way
+EXACT_FROM = 0.85  # share of the time after which no layer runs in bfloat16
+LEAST_SQUARE = 3e-5  # mean square error, in 0..1, under which a crop counts little
 WARM_UP_S = 4.0
 REPORTS = 12  # reports and checkpoints of a run
 AVERAGE = 0.0005  # weight of a step in the running average
@@ -67,7 +69,7 @@ class Trainer:
             planes, network.patch, self.net.radius, network.batch, network.seed, degrade
         )
         self.rate = torch.zeros((), device=self.device)
-        self.squared = torch.zeros((), device=self.device)  # 0: L1, 1: L2
+        self.decibels = torch.zeros((), device=self.device)  # 0: L1, 1: mean PSNR of the crops
         self.cuda = self.device.type == "cuda"
         self.opt = torch.optim.Adam(
             self.net.parameters(),
@@ -78,15 +80,18 @@ class Trainer:
         )
         self.loss = torch.zeros((), device=self.device)
         self.dtype = torch.bfloat16 if network.half and self.cuda else torch.float32
+        self.exact = False
         self.steps = 0
 
-    def _step(self) -> None:
+    def _step(self, dtype: torch.dtype) -> None:
         low, high = self.crops.batch()
-        e = self.net(low, self.dtype) - high
+        e = self.net(low, dtype) - high
         # The factor brings both gradients to a like size near the end of training (|e| is about
         # 0.01).
-        square = e.square().mean()
-        loss = (1 - self.squared) * e.abs().mean() + self.squared * 30 * square
+        squares = e.square().mean((1, 2, 3))
+        square = squares.mean()
+        decibels = (squares + LEAST_SQUARE).log().mean()
+        loss = (1 - self.decibels) * e.abs().mean() + self.decibels * 0.015 * decibels
         self.opt.zero_grad(set_to_none=False)
         loss.backward()
         self.opt.step()
@@ -96,18 +101,21 @@ class Trainer:
             self.loss.lerp_(square, 0.01)
 
     def capture(self) -> None:
-        """Captures the step; the learning rate is 0 meanwhile."""
+        """Captures the step, and the exact one; the learning rate is 0 meanwhile."""
         if not self.cuda:
             return
         self.stream = torch.cuda.Stream()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            for _ in range(3):
-                self._step()
-        self.stream.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=self.stream):
-            self._step()
+        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        for exact in (False, True):
+            dtype = torch.float32 if exact else self.dtype
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                for _ in range(3):
+                    self._step(dtype)
+            self.stream.synchronize()
+            self.graphs[exact] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[exact], stream=self.stream):
+                self._step(dtype)
 
     def begin_with(self, saved: dict[str, Any] | None) -> None:
         if saved is not None:
@@ -116,9 +124,9 @@ class Trainer:
 
     def step(self) -> None:
         if self.cuda:
-            self.graph.replay()
+            self.graphs[self.exact].replay()
         else:
-            self._step()
+            self._step(self.dtype)
         self.steps += 1
 
 
@@ -236,7 +244,9 @@ class Run:
             warm = min(1.0, (spent + 0.1) / WARM_UP_S)
             rate = args.rate * n.rate * warm * 0.5 * (1 + math.cos(math.pi * part))
             trainer.rate.fill_(max(rate, 1e-6))
-            trainer.squared.fill_(float(part >= SQUARED_FROM))
+            share = (part - DECIBELS_FROM) / (DECIBELS_WHOLE - DECIBELS_FROM)
+            trainer.decibels.fill_(min(1.0, max(0.0, share)))
+            trainer.exact = part >= EXACT_FROM
             for _ in range(2 if args.smoke else BURST):
                 trainer.step()
             if trainer.cuda:
