@@ -107,8 +107,17 @@ async def scene(address: str) -> AsyncIterator[Scene]:
         connection.close()
 
 
+@pytest.fixture(scope="session")
+def mocks() -> None:
+    """Says what to install, instead of waiting for what cannot come."""
+    try:
+        subprocess.run([PYTHON, "-c", "import dbusmock"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.fail("python3-dbusmock is missing; tools/install/packages check installs it")
+
+
 @pytest.fixture
-def system(monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemBus]:
+def system(mocks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemBus]:
     process = subprocess.Popen(
         ["dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

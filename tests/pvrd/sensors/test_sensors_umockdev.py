@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ TESTBED = Path(__file__).with_name("testbed.py")
 
 
 def play(scene: str) -> list[dict[str, Any]]:
+    if shutil.which("umockdev-wrapper") is None:
+        pytest.fail("umockdev is missing; tools/install/packages check installs it")
     result = subprocess.run(
         ["umockdev-wrapper", sys.executable, str(TESTBED), scene],
         env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/nonexistent"},

@@ -227,7 +227,9 @@ async def upower(stage: Stage) -> None:
          "energy_full": "50000000", "energy_full_design": "60000000", "energy_now": "40000000",
          "power_now": "10000000", "voltage_now": "12000000", "technology": "Li-ion"},
     )  # fmt: skip
-    upowerd = next(p for p in map(Path, UPOWERD) if p.exists())
+    upowerd = next((p for p in map(Path, UPOWERD) if p.exists()), None)
+    if upowerd is None:
+        raise SystemExit("upower is missing; tools/install/packages check installs it")
     with contextlib.ExitStack() as stack:
         bus = stack.enter_context(
             subprocess.Popen(
