@@ -98,8 +98,7 @@ def vector(kind: Type, raw: Raw) -> npt.NDArray[np.float32]:
 
 
 def pack_rows(kind: Type, raw: Raw, n: int, k: int, name: str, fmt: str = "") -> weights.Words:
-    """n rows of k elements as they lie in the file -> packed in `kind.format`; floats in `fmt`, if
-    that is given.
+    """n rows of k elements as they lie in the file -> packed in `fmt`, by default `kind.format`.
 
     Raises:
         UnsupportedModel: values that are no finite numbers or do not fit a half.
@@ -109,6 +108,9 @@ def pack_rows(kind: Type, raw: Raw, n: int, k: int, name: str, fmt: str = "") ->
         # One pass over the data: the greatest magnitude is NaN or infinite when any value is.
         _check(np.abs(values).max(), name)
         return weights.pack(fmt or kind.format, values)
+    if fmt and fmt != kind.format:
+        words = pack_rows(kind, raw, n, k, name)
+        return weights.pack(fmt, weights.unpack(kind.format, words, n, k))
     blocks = raw.reshape(n, k // kind.block, kind.nbytes)
     if kind.name in kquants.PARTS:
         return _pack_k(kquants.PARTS[kind.name](blocks), kind.format, n, k, name)

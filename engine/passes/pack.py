@@ -2,7 +2,8 @@
 """Layout: which internal format each matrix gets, and which matrices become one.
 
 Every source type has one internal format (engine/importers/ggml.py); floats become what the graph's
-attribute `weights` says, if it says something.
+attribute `weights` says, if it says something. The attribute `narrow` makes q4 of all matrices but
+those at the ends (q8 at most) and those that choose experts, which cost little and matter much.
 Matrices of one product that share a format are laid under each other, as long as each but the last
 fills its tiles of 16 rows.
 """
@@ -22,8 +23,11 @@ TILE = "tile16"
 def pack(graph: Graph) -> Graph:
     """Decides `format` and `layout` of each matrix."""
     wished = str(graph.attrs.get("weights", ""))
+    narrow = _narrow(graph) if graph.attrs.get("narrow") else {}
     formatted = {
-        w.name: w if w.format else replace(w, format=_format(w, wished), layout=TILE)
+        w.name: w
+        if w.format
+        else replace(w, format=narrow.get(w.name) or _format(w, wished), layout=TILE)
         for w in graph.weights.values()
     }
     kept = {name: formatted[name] for node in graph.nodes for name in node.weights}
@@ -48,6 +52,30 @@ def join(graph: Graph) -> Graph:
         nodes.append(node)
         kept.update((w.name, w) for w in weights)
     return changed(graph, "join", f"{joined} matrices joined to another", nodes, weights=kept)
+
+
+def _narrow(graph: Graph) -> dict[str, str]:
+    """The narrow format of each matrix; those that stay as they are, are left out."""
+    routed = {name for node in graph.nodes if node.op == "route" for name in node.inputs}
+    left = {name for node in graph.nodes if node.output in routed for name in node.weights}
+    out = {}
+    for w in graph.weights.values():
+        if w.format or w.name in left:
+            continue
+        own = ggml.TYPES[w.source].format
+        if w.shape[0] != graph.attrs["vocab"]:
+            out[w.name] = "q4"
+        elif own == "f16":
+            out[w.name] = "q8"
+    return out
+
+
+def narrowed(graph: Graph) -> bool:
+    """Would `narrow` make other matrices of an unpacked graph's?"""
+    formats = _narrow(graph)
+    return any(
+        ggml.TYPES[graph.weights[name].source].format != fmt for name, fmt in formats.items()
+    )
 
 
 def _format(w: Weight, wished: str) -> str:

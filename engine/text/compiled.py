@@ -29,6 +29,7 @@ from engine.importers.onnx_decoder import DEFAULT_CONTEXT, import_onnx
 from engine.importers.source import pieces
 from engine.lower import weight_nbytes
 from engine.passes import optimise
+from engine.passes.pack import narrowed
 from engine.text.tokenizer import Data, import_tokenizer
 from engine.text.tokenizer_json import chat_template, import_folder_tokenizer
 from kernels.weights import ROWS
@@ -88,16 +89,19 @@ def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
 
 
 @contextmanager
-def prepared(fd: int, weights: str = "", without: Collection[str] = ()) -> Iterator[Prepared]:
+def prepared(
+    fd: int, weights: str = "", without: Collection[str] = (), narrow: bool = False
+) -> Iterator[Prepared]:
     """Metadata and blobs of the compiled model of a GGUF file or a folder; the blobs read it when
     they are written, which has to be within the context. `weights`: the format that float matrices
-    get ("": halves). `without`: passes (of passes.OPTIONAL) that are left out.
+    get ("": halves). `without`: passes (of passes.OPTIONAL) that are left out. `narrow`: 4-bit
+    weights, whatever the source has (engine/passes/pack.py).
 
     Raises:
         BadModel, UnsupportedModel
     """
     if not _is_folder(fd):
-        yield prepare(fd, weights, without)
+        yield prepare(fd, weights, without, narrow)
         return
     with Folder(fd) as folder:
         if folder.is_onnx:
@@ -110,10 +114,12 @@ def prepared(fd: int, weights: str = "", without: Collection[str] = ()) -> Itera
         name = folder.config.get("_name_or_path")
         name = name if isinstance(name, str) else ""
         template = chat_template(folder)
-        yield _described_source(fd, model, tokens, name, template, weights, without)
+        yield _described_source(fd, model, tokens, name, template, weights, without, narrow)
 
 
-def prepare(fd: int, weights: str = "", without: Collection[str] = ()) -> Prepared:
+def prepare(
+    fd: int, weights: str = "", without: Collection[str] = (), narrow: bool = False
+) -> Prepared:
     """`prepared` of a GGUF file, which has to stay open.
 
     Raises:
@@ -126,7 +132,7 @@ def prepare(fd: int, weights: str = "", without: Collection[str] = ()) -> Prepar
     if "tokenizer.chat_template" in file.metadata:
         template = file.text("tokenizer.chat_template")
     name = file.text("general.name", "")
-    return _described_source(fd, model, tokens, name, template, weights, without)
+    return _described_source(fd, model, tokens, name, template, weights, without, narrow)
 
 
 def _described_source(
@@ -137,8 +143,12 @@ def _described_source(
     template: str | None,
     weights: str,
     without: Collection[str],
+    narrow: bool,
 ) -> Prepared:
-    attrs = {**model.graph.attrs, "weights": weights} if weights else model.graph.attrs
+    attrs = {**model.graph.attrs, "weights": weights} if weights else dict(model.graph.attrs)
+    able = narrowed(model.graph)
+    if narrow:
+        attrs["narrow"] = 1
     graph = optimise(replace(model.graph, attrs=attrs), without)
     blobs = [_weight_blob(model, w) for w in graph.weights.values()]
     library = np.frombuffer(tokens.library, np.uint8)
@@ -153,6 +163,8 @@ def _described_source(
         "graph": graph.to_json(),
         "tokenizer": tokens.settings,
         "template": template,
+        "narrow": narrow,
+        "narrows": able and not narrow,
     }
     return metadata, blobs
 
@@ -215,6 +227,7 @@ def info(metadata: dict[str, Any], graph: Graph) -> dict[str, Any]:
         "nbytes": sum(weight_nbytes(w) for w in graph.weights.values()),
         "format": max(formats, key=lambda f: formats[f]),
         "chat": metadata["template"] is not None,
+        "narrows": bool(metadata.get("narrows")),  # has it a form of fewer bits?
     }
 
 
@@ -254,14 +267,15 @@ def described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
     return meta, graph
 
 
-def _open_cache(cache: str, mark: str) -> pvrm.Pvrm | None:
+def _open_cache(cache: str, mark: str, narrow: bool) -> pvrm.Pvrm | None:
     """The compiled model in the cache if it is whole, of this compiler and of this source."""
     try:
         compiled = pvrm.Pvrm.open(cache)
         meta, _ = described(compiled)
     except (OSError, PvrError):
         return None
-    return compiled if meta.get("source") == mark else None
+    same = meta.get("source") == mark and bool(meta.get("narrow")) == narrow
+    return compiled if same else None
 
 
 def _in_memory(metadata: dict[str, Any], blobs: list[pvrm.Blob], progress: Progress) -> pvrm.Pvrm:
@@ -276,10 +290,10 @@ def _in_memory(metadata: dict[str, Any], blobs: list[pvrm.Blob], progress: Progr
 
 
 def compiled_model(
-    fd: int, cache: str, progress: Progress | None = None, force: bool = False
+    fd: int, cache: str, progress: Progress | None = None, force: bool = False, narrow: bool = False
 ) -> tuple[pvrm.Pvrm, str]:
     """The compiled form of a source (GGUF, a folder, or .pvrm as it is), and why it is not in the
-    cache ("" when it is).
+    cache ("" when it is). `narrow`: with 4-bit weights.
 
     Raises:
         BadModel, UnsupportedModel, OutOfMemory
@@ -288,10 +302,10 @@ def compiled_model(
     if pvrm.is_compiled(fd):
         return pvrm.Pvrm.open(fd), ""
     if cache and not force:
-        found = _open_cache(cache, fingerprint(fd))
+        found = _open_cache(cache, fingerprint(fd), narrow)
         if found is not None:
             return found, ""
-    with prepared(fd) as (metadata, blobs):
+    with prepared(fd, narrow=narrow) as (metadata, blobs):
         reason = "there is no cache"
         if cache:
             try:

@@ -197,6 +197,7 @@ class TextModel:
         *,
         chunk: int = 0,
         force: bool = False,
+        narrow: bool = False,
     ) -> TextModel:
         """Loads a source (path or descriptor, which stays the caller's) by way of the compiled
         model `cache`.
@@ -204,6 +205,7 @@ class TextModel:
         It is compiled when the cache lacks it, is damaged or was made from another file, or with
         `force`; cache "" or one that cannot be written: into memory (`info["uncached"]` says why).
         `progress` gets 0..1. `chunk`: most tokens of a prompt in one slice, 0 for a default.
+        `narrow`: with 4-bit weights.
 
         Raises:
             BadModel, UnsupportedModel, OutOfMemory
@@ -217,7 +219,9 @@ class TextModel:
                     f"{Path(source).name} cannot be opened: {e.strerror}."
                 ) from None
             try:
-                return cls.load(fd, cache, backend, progress, chunk=chunk, force=force)
+                return cls.load(
+                    fd, cache, backend, progress, chunk=chunk, force=force, narrow=narrow
+                )
             finally:
                 os.close(fd)
         tell = progress or (lambda _: None)
@@ -228,7 +232,7 @@ class TextModel:
             done = 0.9 * value
             tell(done)
 
-        compiled, reason = compiled_model(source, cache, compiling, force)
+        compiled, reason = compiled_model(source, cache, compiling, force, narrow)
         model = cls(compiled, backend, chunk, lambda v: tell(done + (1 - done) * v))
         if reason:
             model.info["uncached"] = reason

@@ -89,7 +89,10 @@ class Models:
         if message.get("kind") == "video":
             return kinds.load(fd, cache, self.backend, progress, force)
         chunk = int(self.config.get("chunk") or 0)
-        return TextModel.load(fd, cache, self.backend, progress, chunk=chunk, force=force)
+        narrow = bool(message.get("narrow"))
+        return TextModel.load(
+            fd, cache, self.backend, progress, chunk=chunk, force=force, narrow=narrow
+        )
 
     def inspect(self, fd: int) -> dict[str, Any]:
         """What the file is, as a model.
