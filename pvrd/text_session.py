@@ -23,12 +23,14 @@ from pvrd.journal import Journal
 from pvrd.models import Model
 from pvrd.objects import Answer, method
 from pvrd.stream import LineStream, pieces
+from pvrd.text_move import Moved, Mover
 from pvrd.worker import Inbox, Worker
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1024
 INLINE_TEXT = 8 << 10  # bytes; longer texts go in a memfd (escaped, one takes up to six)
 WORKER_END = {"stop", "length", "cancelled"}
+WAKE = "pvrd.wake"  # our own message in an inbox
 
 
 class TextSession(Session):
@@ -52,6 +54,11 @@ class TextSession(Session):
         if self.job is not None:
             self.job.stop(Cancelled("the session was closed"))
 
+    def news(self) -> None:
+        super().news()
+        if self.job is not None:
+            self.job.news()
+
     async def _load(self) -> None:
         async def loaded(worker: Worker) -> None:
             self.arrived(worker)
@@ -60,9 +67,8 @@ class TextSession(Session):
             self.set(progress=0.0)
 
         try:
-            await self.core.supervisor.attempt(
-                self.choice, self.model, self.priority, loaded, moved
-            )
+            model = await self.core.precision.fitting(self.model)
+            await self.core.supervisor.attempt(self.choice, model, self.priority, loaded, moved)
         except PvrdError as e:
             self.set(error=f"{e.name}: {e}")
 
@@ -197,6 +203,8 @@ class TextJob:
         self.session = session
         self.id = f"j{session.core.next_number()}"
         self.settings: dict[str, Any] = header["settings"]
+        self.model = session.model  # or its low form, from the beginning to the end
+        self._low = ""  # why
         self.task: asyncio.Task[None] | None = None
         self.restarts = 0
         self._journal = Journal(header)
@@ -207,6 +215,8 @@ class TextJob:
             self._journal.close()
             raise
         self._started = False
+        self._mover = Mover(session.core, session.uid, session.model, session.choice, self.news)
+        self._inbox: Inbox | None = None
         self._worker: Worker | None = None
         self._why = ""  # of the last move
         self._stopped = False
@@ -219,14 +229,22 @@ class TextJob:
             self._error = error
             self.task.cancel()
 
+    def news(self) -> None:
+        """A worker, or the governor's decision, changed."""
+        inbox = self._inbox
+        if inbox is not None and self._mover.target(inbox.worker) is not None:
+            inbox.put({"t": WAKE})
+
     async def run(self) -> None:
         """Writes the whole stream; handles every error."""
         core = self.session.core
         last: tuple[str, dict[str, Any]]
         try:
+            self._low = core.precision.why
             with core.peers.job(self.session.uid), core.jobs.of(self._listed()) as job:
+                self.model = await core.precision.fitting(self.model)
                 message = await core.supervisor.attempt(
-                    self.session.choice, self.session.model, self.session.priority,
+                    self.session.choice, self.model, self.session.priority,
                     self._write, self._moved, job,
                 )  # fmt: skip
             last = ("end", self._end(message))
@@ -246,6 +264,7 @@ class TextJob:
         # The session is free before the client can know that the job is over.
         self.session.job = None
         self._journal.close()
+        self._mover.close()
         try:
             self.stream.write(*last)
             await self.stream.finish()
@@ -271,6 +290,8 @@ class TextJob:
     def _moved(self, why: str) -> None:
         self.restarts += 1
         self._why = why
+        # A GPU that could not do this job is not asked again.
+        self._mover.stay = self._mover.stay or why.startswith(("OutOfMemory: ", "DeviceLost: "))
 
     async def _write(self, worker: Worker) -> dict[str, Any]:
         """Has this worker write, from where the record ends; its text.end."""
@@ -282,43 +303,62 @@ class TextJob:
             self._worker = worker
             worker.counters.jobs += 1
             self.session.arrived(worker)
+            self._mover.arrived(worker)
+            carried = self._mover.carried
             worker.send(
                 {
                     "t": "text", "job": self.id, "session": self.session.id,
-                    "model": self.session.model.key, "settings": self.settings,
+                    "carried": bool(carried),
+                    "model": self.model.key, "settings": self.settings,
                     "header_bytes": self._journal.header_bytes, "delivered": self._journal.count,
                 },
-                [self._journal.reader],
+                [self._journal.reader, *carried],
             )  # fmt: skip
+            self._inbox = inbox
+            self.news()
             try:
                 message = await self._follow(worker, inbox)
                 ended = True
                 return message
             finally:
+                self._inbox = None
                 if not ended:
                     worker.send({"t": "cancel", "job": self.id})
 
     async def _follow(self, worker: Worker, inbox: Inbox) -> dict[str, Any]:
+        leaving = False
         while True:
             message = await inbox.get()
             kind = message["t"]
-            if kind == "text.start" and not self._started:
+            if kind == "text.start":
+                self._mover.taken()
+            if kind == WAKE and not leaving and self._mover.due(worker):
+                leaving = True
+                self._mover.leave(worker, self.id)
+            elif kind == "text.exported" and leaving:
+                self._mover.exported(message)
+                self._why = self._mover.reason
+                raise Moved(self._why)
+            elif kind == "text.start" and not self._started:
                 self._started = True
                 start: dict[str, Any] = {
                     key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")
                 }
                 # A worker that died since it said this has no models, or loads them anew.
-                loading = worker.models.get(self.session.model.key)
+                loading = worker.models.get(self.model.key)
                 loaded = loading and loading.future.done() and not loading.future.exception()
                 info = loading.future.result() if loading and loaded else {}
                 if parameters := info.get("parameters"):
                     start["parameters"] = int(parameters)
+                if self.model.key != self.session.model.key:
+                    start["precision_reason"] = self._low[:300]
                 if self._why:  # it was to begin elsewhere
                     start["reason"] = self._why[:300]
                 self.stream.write(
                     "start",
                     {
-                        "model": self.session.model.name,
+                        "model": self.model.name,
+                        "precision": "low" if self.model.key != self.session.model.key else "full",
                         **start,
                         **self._device(worker),
                         "seed": self.settings["seed"],
