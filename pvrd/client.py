@@ -314,6 +314,41 @@ class Client:
         found: dict[str, Any] = self._manager("GetStatistics")
         return found
 
+    def jobs(self, all_users: bool = False) -> list[dict[str, Any]]:
+        """The caller's jobs, and its sessions without any; or those of all users."""
+        body = [{"all": V("b", True)} if all_users else {}]
+        reply = self.call(PATH, MANAGER, "ListJobs", "a{sv}", body, interactive=all_users)
+        found: list[dict[str, Any]] = plain(reply.body[0])
+        return found
+
+    def trace(self, seconds: float) -> int:
+        """A memfd with the trace of so many seconds from now on (JSON); to close."""
+        reply = self.call(
+            PATH,
+            MANAGER,
+            "Trace",
+            "a{sv}",
+            [{"seconds": V("d", seconds)}],
+            timeout=seconds + 300.0,
+            interactive=True,
+        )
+        return reply.fds.take(reply.body[0])
+
+    def daemon_pid(self) -> int:
+        """The daemon's process.
+
+        Raises:
+            PvrdError: it is gone.
+        """
+        if self._connection is None:
+            raise NoDaemon("The connection is closed.")
+        reply = self._wait(
+            self._connection.call(
+                BUS, BUS_PATH, BUS, "GetConnectionUnixProcessID", "s", [NAME]
+            )
+        )
+        return int(reply.body[0])
+
     def diagnostics(self) -> list[dict[str, Any]]:
         """What the daemon has to say to a doctor."""
         found: list[dict[str, Any]] = self._manager("GetDiagnostics")

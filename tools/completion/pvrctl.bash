@@ -28,9 +28,12 @@ _pvrctl() {
     esac
     local options='--bus --json --help' words=''
     case $command in
-        '') options+=' --version'; words='status devices models generate chat extract classify embed compile upscale compare hold config stats shader bench doctor' ;;
+        '') options+=' --version'; words='status devices models generate chat extract classify embed compile upscale compare jobs top trace hold config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
         hold) options+=' --reason' ;;
+        jobs) options+=' -a --all' ;;
+        top) options+=' -n --count -d --delay -a --all' ;;
+        trace) options+=' --seconds' ;;
         generate) options+=" $text --raw --top5 --logprobs" ;;
         chat) options+=" $text --no-history" ;;
         extract) options+=" $jobs --context --instruction -n --max-tokens" ;;
@@ -64,7 +67,7 @@ _pvrctl() {
     esac
     if [[ $word == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
-    elif [[ $command == upscale || $command == compile || $command == compare || $command == models && $action == add || $command == shader && -n $action ]]; then
+    elif [[ $command == upscale || $command == compile || $command == compare || $command == trace || $command == models && $action == add || $command == shader && -n $action ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         compopt -o filenames 2>/dev/null
     else
