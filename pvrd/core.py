@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from pvrd.models import Model, ModelStore
 from pvrd.objects import SESSIONS, Object, ObjectTree, prop, where
 from pvrd.peers import Peers
 from pvrd.polkit import Polkit
+from pvrd.precision import Precision
 from pvrd.sensors import Sensors
 from pvrd.stats import Stats
 from pvrd.supervisor import Supervisor
@@ -48,6 +50,11 @@ class Core:
     steer: Callable[[], None] = lambda: None  # the governor has to look anew
     closing: bool = False
     number: int = 0
+
+    @functools.cached_property
+    def precision(self) -> Precision:
+        """Which form of a text model a new job takes."""
+        return Precision(self.supervisor, self.store)
 
     def check_open(self) -> None:
         """Raises ShuttingDown when the daemon is ending."""

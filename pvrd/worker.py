@@ -19,7 +19,7 @@ from pvrd import link, systemd
 from pvrd.config import Config
 from pvrd.errors import DeviceLost, PvrdError, from_name
 from pvrd.inbox import Inbox, WorkerLost, WorkerReleased
-from pvrd.models import Model
+from pvrd.models import COMPILED, Model
 from pvrd.workers import protocol
 
 SOFTWARE_SLICE_S, SLICE_S = 30.0, 1.0
@@ -570,11 +570,12 @@ class Worker:
                 self.models[model.key] = loading
                 self._stir.set()
                 self.used_at = time.monotonic()
-                cache = "" if model.path.suffix == ".pvrm" else f"{self.cache}/{model.key}.pvrm"
+                compiled = model.path.suffix == COMPILED
+                cache = "" if compiled else f"{self.cache}/{model.key}{COMPILED}"
                 self._link.send(
                     {
                         "t": "load", "model": model.key, "name": model.name, "kind": model.kind,
-                        "cache": cache, "force": False,
+                        "cache": cache, "force": False, "narrow": model.narrow,
                     },
                     [fd],
                 )  # fmt: skip
