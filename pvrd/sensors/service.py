@@ -123,7 +123,7 @@ class Service:
                 values = plain(reply.body[0])
             except BusError as e:
                 self.absent = f"{self.name} does not answer: {e.message}"
-        if self._values.get(key, {}) != values:
+        if key in self._watched and self._values.get(key, {}) != values:
             self._values[key] = values
             self._on_change()
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pvrd.sensors.battery import Battery, Supplies, read_supplies
+from pvrd.sensors.drm import parse, share
 from pvrd.sensors.pressure import Pressure, some_avg10
 from pvrd.sensors.reading import Reading
 from pvrd.sensors.thermal import STALE_S, Thermal, read_zones
@@ -69,6 +72,20 @@ def test_triggers_come_and_go() -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(act())
+
+
+WORDS = ["drm-driver:\t", "drm-client-id:\t", "drm-engine-a:\t", "drm-cycles-a:\t", "some ",
+         "drm-total-cycles-a:\t", "drm-engine-capacity-a:\t", "avg10=", "9", "-1", " ns", "\n", ":",
+         "²", "1e9999"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=5), max_size=40).map("".join))
+def test_no_text_upsets_the_readers(content: str) -> None:
+    client = parse(content)
+    if client is not None:
+        assert 0 <= share({"": client}, {"": client}, 1.0) <= 1
+    value = some_avg10(content)
+    assert value is None or isinstance(value, float)
 
 
 # -- thermal zones
