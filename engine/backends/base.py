@@ -140,10 +140,11 @@ class Backend(Protocol):
             OutOfMemory: with figures. PvrError subclasses only.
         """
 
-    def adopt(self, memory: Array) -> Adopted | None:
+    def adopt(self, memory: Array, fd: int = -1) -> Adopted | None:
         """Makes host memory known to the device (a frame ring, mapped): what executables write
-        from there and fetch to it is then not copied by the host. None where the driver cannot, or
-        where nothing would be gained.
+        from there and fetch to it is then not copied by the host. `fd`: the memfd that it maps
+        from its beginning, if it does. None where the driver cannot, or where nothing would be
+        gained.
         """
 
     def counters(self) -> dict[str, int]:

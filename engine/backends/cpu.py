@@ -340,7 +340,7 @@ class CpuBackend:
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> CpuExecutable:
         return CpuExecutable(self._counters, program, weights, self.threads, lent)
 
-    def adopt(self, memory: Array) -> None:
+    def adopt(self, memory: Array, fd: int = -1) -> None:
         """Nothing: kernels compute from cached copies of a band."""
 
     def counters(self) -> dict[str, int]:

@@ -114,8 +114,8 @@ class CheckedBackend:
         )
         return CheckedExecutable(self, program, made, weights.blobs if checked else {})
 
-    def adopt(self, memory: Array) -> Adopted | None:
-        return self.inner.adopt(memory)
+    def adopt(self, memory: Array, fd: int = -1) -> Adopted | None:
+        return self.inner.adopt(memory, fd)
 
     def counters(self) -> dict[str, int]:
         counters = dict(self.inner.counters())

@@ -105,7 +105,7 @@ class NullBackend:
 
         return NullExecutable(self._counters, program, weights, self.reference, lost, lent)
 
-    def adopt(self, memory: Array) -> None:
+    def adopt(self, memory: Array, fd: int = -1) -> None:
         """Nothing."""
 
     def counters(self) -> dict[str, int]:

@@ -107,8 +107,8 @@ class FaultyBackend:
         made = self._inner.executable(program, weights, inner_lent)
         return FaultyExecutable(made, self._faults)
 
-    def adopt(self, memory: Array) -> Adopted | None:
-        return self._inner.adopt(memory)
+    def adopt(self, memory: Array, fd: int = -1) -> Adopted | None:
+        return self._inner.adopt(memory, fd)
 
     def counters(self) -> dict[str, int]:
         return self._inner.counters()

@@ -168,7 +168,7 @@ class VideoTask:
         self._levels = [Level([str(key) for key in keys]) for keys in families]
         self._precision = ""
         self._last = 0  # the level of the last frame
-        self._adopted = models.backend.adopt(np.frombuffer(ring, np.uint8))
+        self._adopted = models.backend.adopt(np.frombuffer(ring, np.uint8), fd)
         try:
             takes = [self._open(level, bool(message.get("measure"))) for level in self._levels]
         except BaseException:

@@ -25,9 +25,10 @@ from engine.backends.devices import (
     NoDevice,
     why_none,
 )
-from engine.backends.vulkan import features, imports
+from engine.backends.vulkan import features
 from engine.backends.vulkan.counters import Counter, Counters
 from engine.backends.vulkan.draws import Draws
+from engine.backends.vulkan.imports import Importer
 from engine.backends.vulkan.timer import Timer
 from engine.errors import DeviceLost, OutOfMemory, PvrError
 
@@ -339,19 +340,11 @@ class Device:
                 out[name] = Placed(handle, sizes[name], part, address)
         return out
 
-    def adopt(self, stack: ExitStack, memory: Array) -> Any:
-        """A buffer for copies over memory of the host, which has to outlive `stack`.
-
-        Raises:
-            PvrError: the driver has no way for it, or does not take this memory.
-        """
+    @property
+    def imports(self) -> Importer:
+        """What makes other memory known to the device; `info.features` say what it can."""
         pd = self._where[1]
-        if "host_memory" not in self.info.features:
-            raise PvrError(f"{self.info.name} does not import memory of the host")
-        each = imports.alignment(vk, pd)
-        if memory.ctypes.data % each or memory.nbytes % each:
-            raise PvrError(f"memory is imported in multiples of {each} bytes")
-        return imports.host(vk, _call, stack, self._dev, memory, memory_types(pd))
+        return Importer(vk, _call, pd, self._dev, memory_types(pd))
 
     def _address(self, buffer: Any) -> int:
         """Where shaders find a buffer. (The package's own call gives back what it was asked.)"""

@@ -122,23 +122,23 @@ class VulkanBackend:
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> VulkanExecutable:
         return VulkanExecutable(self, program, weights, lent)
 
-    def adopt(self, memory: Array) -> Adoption | None:
-        if not self._plan.apart:
+    def adopt(self, memory: Array, fd: int = -1) -> Adoption | None:
+        if not self._plan.apart and self._plan.readback.cached:
             return None  # the host's own copy to and from such memory is as good
-        with suppress(PvrError), self._lock:
-            return Adoption(self, memory)
+        with suppress(PvrError, OSError), self._lock:
+            return Adoption(self, memory, fd)
         return None
 
-    def adopted(self, memory: Array) -> tuple[api.Placed, int] | None:
-        """The buffer over adopted memory and where in it an array begins; None: it lies elsewhere,
-        or not in one piece.
+    def adopted(self, memory: Array) -> tuple[Adoption, int] | None:
+        """The adopted memory that holds an array, and where; None: it lies elsewhere, or not in one
+        piece.
         """
         if not self._adopted or not memory.flags.c_contiguous:
             return None
         begin = memory.__array_interface__["data"][0]  # ctypes.data takes microseconds
         for one in self._adopted:
             if one.begin <= begin and begin + memory.nbytes <= one.end:
-                return one.placed, begin - one.begin
+                return one, begin - one.begin
         return None
 
     def counters(self) -> dict[str, int]:

@@ -34,7 +34,10 @@ INT_DOT_EXTENSION = "VK_KHR_shader_integer_dot_product"
 COOPMAT_EXTENSION = "VK_KHR_cooperative_matrix"
 COUNTERS_EXTENSION = "VK_KHR_performance_query"
 # Extensions that need no struct to turn them on.
-PLAIN = {"host_memory": "VK_EXT_external_memory_host"}
+PLAIN = {
+    "host_memory": ("VK_EXT_external_memory_host",),
+    "dma_buf": ("VK_KHR_external_memory_fd", "VK_EXT_external_memory_dma_buf"),
+}
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,9 @@ def query(
             if getattr(struct, field) and (allowed is None or name in allowed)
         }
 
-    plainly = [n for n, e in PLAIN.items() if e in there and (allowed is None or n in allowed)]
-    extensions = [PLAIN[name] for name in plainly]
-    have = set(plainly)
+    plain_names = [n for n, e in PLAIN.items() if there.issuperset(e)]
+    have = {name for name in plain_names if allowed is None or name in allowed}
+    extensions = [extension for name in sorted(have) for extension in PLAIN[name]]
     chain: list[Any] = []
     for struct, (make, names, extension) in zip(asked, known, strict=True):
         fields = on(struct, names)

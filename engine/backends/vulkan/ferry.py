@@ -7,11 +7,13 @@ frame ring), or staging, to and from which the host copies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from engine.backends.base import Array, Into
 from engine.backends.vulkan import api
+from engine.dmabuf import DmaBuf
+from engine.errors import PvrError
 
 if TYPE_CHECKING:
     from engine.backends.vulkan.backend import VulkanBackend
@@ -20,19 +22,41 @@ _MOST = 64  # recordings that are kept: both ways, by slots of a ring and bands 
 
 
 class Adoption:
-    """Host memory that the device knows; `memory` is kept alive until it is closed."""
+    """Host memory that the device knows; `memory` is kept alive until it is closed. `fd`: the memfd
+    that it maps from its beginning, or -1.
+    """
 
-    def __init__(self, backend: VulkanBackend, memory: Array) -> None:
+    def __init__(self, backend: VulkanBackend, memory: Array, fd: int) -> None:
         """Raises:
-        PvrError: the driver does not take it.
+        PvrError, OSError: neither way is there for this memory.
         """
         self._backend, self._memory = backend, memory
+        self._shared: DmaBuf | None = None
         self.begin, self.end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+        features, imports = backend.info.features, backend._device.imports
         with ExitStack() as stack:
-            handle = backend._device.adopt(stack, memory)
+            handle: Any = None
+            if "host_memory" in features:
+                with suppress(PvrError):
+                    handle = imports.host(stack, memory)
+            if handle is None:
+                if "dma_buf" not in features or fd < 0:
+                    raise PvrError(f"{backend.info.name} does not import this memory")
+                self._shared = stack.enter_context(DmaBuf(fd, memory.nbytes))
+                handle = imports.dma_buf(stack, self._shared.fd, memory.nbytes)
             self.placed = api.Placed(handle, memory.nbytes, None)
             self._stack = stack.pop_all()
         backend._adopted.append(self)
+
+    def to_device(self) -> None:
+        """Before a submission that uses it."""
+        if self._shared is not None:
+            self._shared.to_device()
+
+    def to_host(self) -> None:
+        """After that."""
+        if self._shared is not None:
+            self._shared.to_host()
 
     def close(self) -> None:
         """The device forgets it. Nothing that runs may still use it."""
@@ -42,10 +66,18 @@ class Adoption:
 
 
 class Ferry:
-    """What one executable's large buffers need. `buffers`: those, in the device's memory."""
+    """What one executable's large buffers need. `buffers`: those, in the device's memory. `slow`:
+    outputs that the host can read as they lie, but slowly; adopted memory is better for them.
+    """
 
-    def __init__(self, backend: VulkanBackend, buffers: Mapping[str, api.Placed]) -> None:
-        self._backend, self._buffers = backend, buffers
+    def __init__(
+        self,
+        backend: VulkanBackend,
+        buffers: Mapping[str, api.Placed],
+        slow: Mapping[str, api.Placed],
+    ) -> None:
+        self._backend, self._buffers, self._slow = backend, buffers, slow
+        self._using: set[Adoption] = set()  # by the next submission
         self._staged: dict[str, api.Placed] = {}
         self._sent: dict[str, list[api.Copy]] = {}  # uploads for the next submission
         self._slots: list[Any] = []  # command buffers
@@ -64,16 +96,13 @@ class Ferry:
         waiting = [c for c in sent if (c.to, c.to + c.nbytes) != (offset, end)]
         if any(c.to < end and offset < c.to + c.nbytes for c in waiting):
             return False
-        counters = self._backend._counters
-        counters["bytes_uploaded"] += source.nbytes
-        place = self._backend.adopted(source)
+        self._backend._counters["bytes_uploaded"] += source.nbytes
+        place = self._adopted(source)
         if place is None:
             stage, memory = self._stage(name)
             memory[offset:end] = source
             place = stage, offset
             self._copied(source.nbytes)
-        else:
-            counters["bytes_direct"] += source.nbytes
         self._sent[name] = [*waiting, api.Copy(*place, target, offset, source.nbytes)]
         return True
 
@@ -83,28 +112,48 @@ class Ferry:
         self._sent.clear()
         return self._recording(copies, True) if copies else -1
 
-    def downloads(self, into: Into) -> tuple[int, list[tuple[Array, Array]]]:
-        """Number of the recording that brings outputs (-1: none are wanted), and what the host has
-        to copy after it: (from, to).
+    def downloads(self, into: Into) -> tuple[int, dict[str, Array]]:
+        """Number of the recording that brings outputs (-1: none does), and what is left for the
+        host after it: `finish` does that of these buffers, the others are read as they lie.
         """
-        copies, after = [], []
+        copies, left = [], {}
         for name, target in into.items():
-            self._backend._counters["bytes_read_back"] += target.nbytes
-            place = self._backend.adopted(target)
+            source = self._buffers.get(name) or self._slow.get(name)
+            place = self._adopted(target) if source is not None else None
             if place is None:
-                stage, memory = self._stage(name)
-                place = stage, 0
-                after.append((memory[: target.nbytes], target.reshape(-1)))
-            else:
-                self._backend._counters["bytes_direct"] += target.nbytes
-            copies.append(api.Copy(self._buffers[name], 0, *place, target.nbytes))
-        return (self._recording(copies, False) if copies else -1), after
+                left[name] = target
+                if name not in self._buffers:
+                    continue
+                place = self._stage(name)[0], 0
+            assert source is not None
+            self._backend._counters["bytes_read_back"] += target.nbytes
+            copies.append(api.Copy(source, 0, *place, target.nbytes))
+        return (self._recording(copies, False) if copies else -1), left
 
-    def finish(self, after: list[tuple[Array, Array]]) -> None:
-        """The host's part of `downloads`."""
-        for memory, target in after:
-            target[:] = memory
-            self._copied(target.nbytes)
+    def finish(self, name: str, target: Array) -> None:
+        """The host's part of a download."""
+        target.reshape(-1)[:] = self._stage(name)[1][: target.nbytes]
+        self._copied(target.nbytes)
+
+    def hand_over(self) -> None:
+        """Before a submission: it may use what was adopted for it."""
+        for one in self._using:
+            one.to_device()
+
+    def take_back(self) -> None:
+        """After it: the host has that again."""
+        for one in self._using:
+            one.to_host()
+        self._using.clear()
+
+    def _adopted(self, memory: Array) -> tuple[api.Placed, int] | None:
+        """Where adopted memory is, which the next submission uses then."""
+        found = self._backend.adopted(memory)
+        if found is None:
+            return None
+        self._using.add(found[0])
+        self._backend._counters["bytes_direct"] += memory.nbytes
+        return found[0].placed, found[1]
 
     def look(self, name: str, nbytes: int, offset: int) -> tuple[int, Array]:
         """Number of the recording that brings a part of an output to staging, and where."""

@@ -146,7 +146,11 @@ class VulkanExecutable:
             for placed in made.values():
                 self._backend._zero(placed)
             out |= made
-        self._ferry = Ferry(self._backend, {name: out[name] for name in own["apart"]})
+        large = [n for n, nbytes in own["readback"].items() if nbytes >= LARGE]
+        slow = [] if self._backend._plan.readback.cached else large
+        self._ferry = Ferry(
+            self._backend, {n: out[n] for n in own["apart"]}, {n: out[n] for n in slow}
+        )
         return out
 
     def _record(self, stack: ExitStack) -> dict[str, Any]:
@@ -260,7 +264,13 @@ class VulkanExecutable:
 
     def _send(self) -> None:
         """Brings what was written to the device without a slice."""
-        self._submit(self._ferry.command(self._ferry.uploads()), count=False)
+        self._carry(self._ferry.uploads())
+
+    def _carry(self, number: int) -> None:
+        """A submission that only copies."""
+        self._ferry.hand_over()
+        self._submit(self._ferry.command(number), count=False)
+        self._ferry.take_back()
 
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         placed, _ = self._range(buffer, nbytes, offset)
@@ -271,7 +281,7 @@ class VulkanExecutable:
         placed, buf = self._range(buffer, nbytes, offset)
         if buf.kind == "output" and buffer in self._ferry:
             number, seen = self._ferry.look(buffer, nbytes, offset)
-            self._submit(self._ferry.command(number), count=False)
+            self._carry(number)
             return seen
         if buf.kind != "output" or placed.mapped is None or not self._backend._plan.readback.cached:
             return self.read(buffer, nbytes, offset)
@@ -281,15 +291,16 @@ class VulkanExecutable:
     def fetch(self, into: Into) -> None:
         for name, target in into.items():
             self._range(name, target.nbytes, 0)
-        number, after = self._ferry.downloads({k: v for k, v in into.items() if k in self._ferry})
-        self._submit(self._ferry.command(number), count=False)
-        self._finish(into, after)
+        number, left = self._ferry.downloads(into)
+        self._carry(number)
+        self._finish(left)
 
-    def _finish(self, into: Into, after: list[tuple[Array, Array]]) -> None:
+    def _finish(self, left: Into) -> None:
         """The host's part of a fetch."""
-        self._ferry.finish(after)
-        for name, target in into.items():
-            if name not in self._ferry:
+        for name, target in left.items():
+            if name in self._ferry:
+                self._ferry.finish(name, target)
+            else:
                 target.reshape(-1)[:] = self.look(name, target.nbytes)
                 self._copied(name, target.nbytes)
 
@@ -302,7 +313,7 @@ class VulkanExecutable:
             self._range(name, target.nbytes, 0)
         ferry = self._ferry
         up = ferry.uploads()
-        down, after = ferry.downloads({k: v for k, v in into.items() if k in ferry})
+        down, left = ferry.downloads(into)
         submission = self._submissions.get((sequences, up, down))
         if submission is None:
             own = [self._recorded[s] for s in sequences]
@@ -311,13 +322,15 @@ class VulkanExecutable:
             self._submissions[sequences, up, down] = submission
         with self._backend._lock:  # the two timestamps are the device's only ones
             started = time.perf_counter()
+            ferry.hand_over()
             self._backend._submit(submission)
+            ferry.take_back()
             wall = time.perf_counter() - started
             timer = self._backend._device.timer
             device = timer.elapsed() if timer else None
         count = sum(len(self.program.sequences[s]) for s in sequences)
         self._backend._counters["dispatches"] += count
-        self._finish(into, after)
+        self._finish(left)
         return RunStats(wall_s=wall, device_s=device)
 
     def run_apart(

@@ -5,16 +5,25 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace as Namespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.backends.base import Array, Backend
 from engine.backends.cpu import CpuBackend
+from engine.backends.devices import MemoryType
 from engine.backends.null import NullBackend
 from engine.backends.vulkan import recording
-from engine.errors import InvalidArgument
+from engine.backends.vulkan.imports import Importer
+from engine.dmabuf import DmaBuf
+from engine.errors import InvalidArgument, PvrError
 from tests.engine.backends.conftest import PARAMS, chain, chain_data, open_gpu
 
 PAGE = 4096
@@ -131,3 +140,155 @@ def test_where_host_and_device_are_one_nothing_is_adopted(backend: Backend) -> N
     y = np.zeros(4, np.uint8)
     exe.fetch({"y": y})
     assert bytes(y) == b"abcd"
+
+
+@pytest.mark.gpu
+def test_outputs_of_uncached_memory_go_to_what_was_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "LARGE", 1)
+    backend: Any = open_gpu()
+    plan = backend._plan
+    assert backend.adopt(shared(1)) is None  # nothing would be gained
+    backend._plan = replace(plan, readback=replace(plan.readback, cached=False))
+    ring = shared(2)
+    assert backend.adopt(ring) is not None
+    x, _, want = chain_data(5)
+    exe = backend.executable(chain(), backend.weights({"w": chain_data()[1]}))
+    exe.write("params", PARAMS)
+    exe.write("x", x)
+    for y, direct in ((ring[: 4 * want.size], True), (np.empty(4 * want.size, np.uint8), False)):
+        before = backend.counters()
+        exe.run("first", "second", into={"y": y})
+        count = grown(backend, before)
+        assert (count["bytes_direct"], count["bytes_copied"]) == (
+            (y.size, 0) if direct else (0, y.size)
+        )
+        got = y.copy().view(np.float32).reshape(want.shape)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    backend.close()
+
+
+class Kernel:
+    """udmabuf and dma-bufs, played: what was asked, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.asked: list[Any] = []
+        self.node = folder / "udmabuf"
+        self.node.touch()
+        monkeypatch.setattr("engine.dmabuf.fcntl.ioctl", self.ioctl)
+
+    def ioctl(self, fd: int, what: int, data: bytearray) -> int:
+        if what == 0x40187542:
+            self.asked.append(("create", struct.unpack("=IIQQ", data)[1:]))
+            return os.dup(fd)
+        assert what == 0x40086200
+        self.asked.append({3: "host", 7: "device"}[struct.unpack("=Q", data)[0]])
+        return 0
+
+
+def test_a_dma_buf_begins_with_the_hosts_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernel = Kernel(monkeypatch, tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    with DmaBuf(0, 8192, str(kernel.node)) as made:
+        made.to_device()
+        made.to_host()
+    assert kernel.asked == [("create", (1, 0, 8192)), "host", "device", "host"]
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(OSError):
+        DmaBuf(0, 8192, str(tmp_path / "none"))
+
+
+@pytest.mark.gpu
+def test_turns_change_around_each_submission(
+    far: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A driver that imports dma-bufs alone; the import itself is the host pointer's."""
+    kernel = Kernel(monkeypatch, tmp_path)
+    monkeypatch.setattr("engine.dmabuf.DmaBuf.__init__.__defaults__", (str(kernel.node),))
+    ring = shared(2)
+    monkeypatch.setattr(Importer, "dma_buf", lambda self, stack, fd, n: self.host(stack, ring))
+    far.info = replace(far.info, features=far.info.features - {"host_memory"} | {"dma_buf"})
+    assert far.adopt(ring) is None  # without the memfd
+    adopted = far.adopt(ring, 0)
+    exe = far.executable(chain(), far.weights({"w": chain_data()[1]}))
+    exe.write("params", PARAMS)
+    kernel.asked.clear()
+    submit = far._submit
+    monkeypatch.setattr(
+        far, "_submit", lambda *given: (kernel.asked.append("submit"), submit(*given))[1]
+    )
+    x, _, want = chain_data(4)
+    given = ring[: 4 * x.size]
+    given[:] = x.view(np.uint8).reshape(-1)
+    y = np.empty(4 * want.size, np.uint8)
+    exe.write("x", given)
+    exe.run("first", into={"y": y})
+    assert kernel.asked == ["device", "submit", "host"]
+    exe.run("second")
+    assert kernel.asked[3:] == ["submit"]
+    exe.fetch({"y": ring[: 4 * want.size]})
+    assert kernel.asked[4:] == ["device", "submit", "host"]
+    adopted.close()
+
+
+class Paper:
+    """As much of the package `vulkan` as importing a dma-buf needs."""
+
+    VK_BUFFER_USAGE_TRANSFER_SRC_BIT, VK_BUFFER_USAGE_TRANSFER_DST_BIT = 1, 2
+    VK_SHARING_MODE_EXCLUSIVE = 0
+    ffi = Namespace(addressof=lambda thing: thing)
+
+    def __init__(self, bits: int, size: int, fails: str = "") -> None:
+        self.bits, self.size, self.fails = bits, size, fails
+        self.asked: list[str] = []
+        self.taken = -1
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("vk"):
+            return lambda **given: Namespace(**given)
+
+        def function(*given: Any) -> Any:
+            self.asked.append(name)
+            return name
+
+        return function
+
+    def vkGetDeviceProcAddr(self, dev: Any, name: str) -> Any:
+        def ask(dev: Any, kind: int, fd: int, found: Any) -> None:
+            found.memoryTypeBits = self.bits
+
+        return ask
+
+    def vkGetBufferMemoryRequirements(self, dev: Any, buffer: Any) -> Any:
+        return Namespace(memoryTypeBits=6, size=self.size)
+
+    def vkAllocateMemory(self, dev: Any, info: Any, _: Any) -> str:
+        assert (info.memoryTypeIndex, info.allocationSize) == (2, 8192)
+        assert info.pNext.pNext.buffer == "vkCreateBuffer"
+        if self.fails:
+            raise PvrError(self.fails)
+        self.taken = info.pNext.fd
+        return "memory"
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "fails"),
+    [(7, 8192, ""), (7, 8192, "refused"), (1, 8192, "no type"), (7, 9000, "too small")],
+)
+def test_a_dma_buf_is_the_drivers_only_when_it_takes_it(bits: int, size: int, fails: str) -> None:
+    vk = Paper(bits, size, "refused" if fails == "refused" else "")
+    types = [MemoryType(i, False, True, i > 0, i == 2, 1 << 30) for i in range(3)]
+    importer = Importer(vk, lambda what, function, *given: function(*given), "pd", "dev", types)
+    before = set(os.listdir("/proc/self/fd"))
+    with ExitStack() as stack:
+        if fails:
+            with pytest.raises(PvrError):
+                importer.dma_buf(stack, 0, 8192)
+        else:
+            assert importer.dma_buf(stack, 0, 8192) == "vkCreateBuffer"
+            assert vk.asked[-1] == "vkBindBufferMemory"
+            os.close(vk.taken)  # it is open: the driver has it
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert "vkDestroyBuffer" in vk.asked
+    assert ("vkFreeMemory" in vk.asked) == (not fails)
