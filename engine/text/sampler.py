@@ -13,6 +13,7 @@ would have.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ Floats = npt.NDArray[np.float64]
 CANDIDATES = 64
 RECORD_BYTES = CANDIDATES * 8 + 8
 _MASK = (1 << 64) - 1
+_NONE = 0xFFFFFFFF  # the id of a place that no token has
+_PAIR, _SUMS = struct.Struct("<If"), struct.Struct("<ff")
 
 
 def _mix(x: int) -> int:
@@ -43,15 +46,16 @@ def uniform(seed: int, position: int) -> float:
     return float(_mix(state) >> 11) * 2.0**-53
 
 
-@dataclass(frozen=True)
 class Candidates:
     """The best tokens in falling order of logits, equal ones by id, and the log-sum-exp of all
     logits.
     """
 
-    ids: npt.NDArray[np.uint32]
-    logits: Floats
-    lse: float
+    def __init__(self, ids: npt.NDArray[np.uint32], logits: Floats, lse: float) -> None:
+        self.lse = lse
+        self.first = int(ids[0])
+        self._made: tuple[npt.NDArray[np.uint32], Floats] | None = (ids, logits)
+        self._record: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def parse(cls, record: npt.NDArray[np.uint8]) -> Candidates:
@@ -60,15 +64,33 @@ class Candidates:
         Raises:
             DeviceLost: they are no numbers: the device computes nonsense.
         """
-        words = np.ascontiguousarray(record[:RECORD_BYTES]).view(np.uint32)
-        ids = words[0 : 2 * CANDIDATES : 2]
-        floats = words.view(np.float32).astype(np.float64)
-        logits = floats[1 : 2 * CANDIDATES : 2]
-        top, lse = floats[2 * CANDIDATES :]
-        count = int(((ids != 0xFFFFFFFF) & ~np.isnan(logits)).sum())
-        if not count or not (math.isfinite(top) and math.isfinite(lse) and np.isfinite(logits[0])):
+        first, logit = _PAIR.unpack_from(record)
+        top, lse = _SUMS.unpack_from(record, 8 * CANDIDATES)
+        if first == _NONE or not all(map(math.isfinite, (logit, top, lse))):
             raise DeviceLost("The device computed logits that are no numbers.")
-        return cls(ids[:count], logits[:count], float(lse))
+        self = cls.__new__(cls)
+        # A greedy answer asks for no more than the first of them, and not for long.
+        self.lse, self.first, self._made, self._record = lse, first, None, record
+        return self
+
+    def _arrays(self) -> tuple[npt.NDArray[np.uint32], Floats]:
+        if self._made is None:
+            assert self._record is not None
+            words = np.array(self._record[: 8 * CANDIDATES]).view(np.uint32)
+            ids, logits = words[::2], words.view(np.float32)[1::2].astype(np.float64)
+            count = int(((ids != _NONE) & ~np.isnan(logits)).sum())
+            self._made = ids[:count], logits[:count]
+        return self._made
+
+    @property
+    def ids(self) -> npt.NDArray[np.uint32]:
+        """Their numbers."""
+        return self._arrays()[0]
+
+    @property
+    def logits(self) -> Floats:
+        """Their logits."""
+        return self._arrays()[1]
 
     @classmethod
     def of(cls, logits: npt.NDArray[np.float32]) -> Candidates:
@@ -113,7 +135,7 @@ def sample(
     greedy = settings.temperature == 0
     if greedy and not settings.penalises:
         if allowed is None:
-            return int(best.ids[0])
+            return best.first
         known = best.ids[best.ids < len(allowed)]
         if len(fitting := known[allowed[known]]):
             return int(fitting[0])
