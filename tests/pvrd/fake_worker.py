@@ -153,8 +153,10 @@ class Fake:
             self.send(t="pong", n=m["n"])
         elif kind == "load":
             fd = received.take()
-            head = os.read(fd, 8)
+            head = os.read(fd, 64)
             os.close(fd)
+            assert not m.get("narrow") or (b"wide" in head and m["cache"].endswith("-q4.pvrm"))
+            assert m["model"].endswith("-q4") == bool(m.get("narrow"))
             self.send(t="progress", model=m["model"], value=0.5)
             time.sleep(self.slow_load)
             if head.startswith((b"GGUF", b"PVRM")):
@@ -164,7 +166,8 @@ class Fake:
         elif kind == "inspect":
             fd = received.take()
             if os.pread(fd, 4, 0) == b"GGUF":
-                info = {"kind": "text", "arch": "fake", "licence": "none"}
+                narrows = b"wide" in os.pread(fd, 64, 0)
+                info = {"kind": "text", "arch": "fake", "licence": "none", "narrows": narrows}
                 self.send(t="inspected", job=m["job"], info=info)
             else:
                 self.send(t="error", job=m["job"], error="BadModel", message="this is no model")
@@ -173,10 +176,15 @@ class Fake:
             fd = received.take()
             job = Text(m, fd)
             os.close(fd)
+            if m.get("carried"):
+                assert os.pread(received.fd(), 100, 0) == b"caches", "sealed, as it was written"
             if self.kind == "gpu" and "oom:gpu" in job.prompt:
                 self.send(t="error", job=job.job, error="OutOfMemory", message="needs 9 of 8 bytes")
             else:
                 self.texts[job.job] = job
+        elif kind == "text.export" and m["job"] in self.texts:
+            del self.texts[m["job"]]
+            self.send(t="text.exported", job=m["job"], bytes=os.pwrite(received.fd(), b"caches", 0))
         elif kind == "ack" and m["job"] in self.texts:
             self.texts[m["job"]].acked = max(self.texts[m["job"]].acked, m["n"])
         elif kind == "cancel":

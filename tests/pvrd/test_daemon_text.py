@@ -262,3 +262,27 @@ def test_shutdown(start: Any, callers: Any, lines: Any) -> None:
     assert daemon.stop() == 0
     got = stream.rest()
     assert (got[-1]["type"], got[-1]["error"]) == ("error", "ShuttingDown")
+
+
+def test_a_hold_moves_a_job_at_a_token(start: Any, callers: Any, lines: Any, until: Any) -> None:
+    start({"sensors.system": False})
+    caller = callers()
+    caller.state("gpu")
+    stream = lines(caller.generate(caller.open_text(), "slow", max_tokens=400))
+    got = [stream.next() for _ in range(5)]
+    reply = caller.call("Hold", "sa{sv}", ["a game", {}])
+    hold = reply.fds.take(reply.body[0])
+    while got[-1]["type"] != "device":
+        got.append(stream.next())
+    assert (got[-1]["device"], got[-1]["restarts"]) == ("cpu", 0)
+    assert "a game" in got[-1]["reason"]
+    got += [stream.next() for _ in range(5)]
+    os.close(hold)
+    while got[-1]["type"] != "device":
+        got.append(stream.next())
+    assert (got[-1]["device"], got[-1]["reason"]) == ("gpu", "the GPU is free again")
+    got += stream.rest()
+    check(got, 400)
+    assert [line["device"] for line in got if line["type"] == "device"] == ["cpu", "gpu"]
+    assert (got[-1]["device"], got[-1]["restarts"]) == ("gpu", 0)
+

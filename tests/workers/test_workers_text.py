@@ -279,3 +279,40 @@ def test_sigterm_ends_it_and_sigint_does_not(worker: Peer) -> None:
     worker.expect("pong", n=1)
     worker.process.send_signal(signal.SIGTERM)
     assert worker.ended() == (-signal.SIGTERM, "")
+
+
+def test_a_job_goes_on_in_another_worker_with_its_caches(peer: Start, tiny: Path) -> None:
+    first, second = peer(threads=1), peer(threads=1)
+    for worker in (first, second):
+        worker.load(tiny)
+    second.text("0", "Hello", max_tokens=12)
+    truth = [m["id"] for m in second.answer("0")[:-1]]
+    first.text("1", "Hello", max_tokens=12)
+    while True:
+        token = first.expect("text.token")
+        first.send("ack", job="1", n=token["n"] + 1)
+        if token["n"] == 4:
+            break
+    fd = os.memfd_create("kv", os.MFD_CLOEXEC)
+    first.send("text.export", [fd], job="1", limit=1 << 20)
+    seen = first.until("text.exported", job="1")
+    ids = truth[:5] + [m["id"] for m in seen if m["t"] == "text.token"]
+    assert ids == truth[: len(ids)]
+    assert seen[-1]["bytes"] == os.fstat(fd).st_size > 0
+    header = {"kind": "generate", "prompt": "Hello", "settings": {"max_tokens": 12}}
+    record = journal(header, ids)
+    second.send(
+        "text", [record, fd], job="2", session="other", model="m", settings={},
+        delivered=len(ids), carried=True,
+    )  # fmt: skip
+    rest = second.answer("2")
+    assert ids + [m["id"] for m in rest[:-1]] == truth
+    assert rest[-1]["stats"]["prefill_tokens"] == 1
+    # One that is over, and one that may not take so much room.
+    first.send("text.export", [fd], job="1", limit=1 << 20)
+    first.text("3", "Hello", max_tokens=50)
+    first.expect("text.token")
+    first.send("text.export", [fd], job="3", limit=10)
+    assert first.expect("text.exported", job="3")["bytes"] == 0
+    for each in (record, fd):
+        os.close(each)
