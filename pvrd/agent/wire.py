@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -140,7 +141,7 @@ class Wire:
         self.lose(f"the compositor refuses {name}: {said} ({code})")
 
     def _on_delete(self, number: int) -> None:
-        if self._objects.pop(number, None) is not None:
+        if number > 1 and self._objects.pop(number, None) is not None:
             self._free.append(number)
 
     async def roundtrip(self, timeout: float) -> None:
@@ -253,7 +254,8 @@ class Wire:
         except (struct.error, UnicodeDecodeError):
             self.lose(f"the compositor sends a damaged {thing.interface.name}.{name}")
             return
-        handler(*values)
+        with contextlib.suppress(WaylandError):  # it answers at once, and the compositor is gone
+            handler(*values)
 
 
 def _decode(types: str, body: bytes) -> list[Any]:

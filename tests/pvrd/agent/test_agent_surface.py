@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pvrd.agent import meter, surface, wire
+from pvrd.agent import meter, protocol, surface, wire
 from pvrd.agent.measure import Figures
 from pvrd.agent.meter import FRAMES, Meter
 from pvrd.agent.surface import Stuck, Unknown
@@ -140,3 +144,29 @@ def test_a_session_without_wayland_says_so(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("DISPLAY", ":0")
     assert "X11" in fails()
     assert wire.socket_path({"WAYLAND_DISPLAY": "/run/w"}) == Path("/run/w")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.binary(max_size=40))))
+def test_any_bytes_end_in_a_sentence_or_in_nothing(messages: list[tuple[int, int, bytes]]) -> None:
+    async def play() -> list[Any]:
+        wrong: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: wrong.append(said))
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        spoken = wire.Wire(ours)
+        registry = spoken.display.make("get_registry", protocol.REGISTRY, wire.NEW)
+        registry.on["global"] = lambda name, interface, version: registry(
+            "bind", name, interface, 1, spoken.display
+        )
+        base = spoken.proxy(protocol.WM_BASE)
+        base.on["ping"] = lambda serial: base("pong", serial)
+        for number, opcode, body in messages:
+            size = len(body) + 8 if opcode < 3 else len(body)  # now and then a wrong one
+            theirs.sendall(struct.pack("=II", number, size << 16 | opcode) + body)
+        theirs.close()
+        await asyncio.wait_for(spoken.lost, 30)
+        spoken.close()
+        return wrong
+
+    assert asyncio.run(play()) == []
