@@ -39,6 +39,7 @@ KEYS: Mapping[str, Key] = {
     "gpu.allow_software": Key("bool", False, True),
     "gpu.check_rate": Key("float", 0.01, True, high=1.0),
     "cpu.threads": Key("int", 0, True, high=1024),
+    "cpu.reserve": Key("int", 1, True, high=1024),
     "models.paths": Key("strs", ()),
     "models.text": Key("str", "", True),
     "models.video": Key("str", "", True),
@@ -74,7 +75,8 @@ KEYS: Mapping[str, Key] = {
 
 # What a worker is told in its hello; a change of one starts it anew.
 WORKER_KEYS = frozenset(
-    {"gpu.enabled", "gpu.allow_software", "gpu.check_rate", "cpu.threads", "video.tile",
+    {"gpu.enabled", "gpu.allow_software", "gpu.check_rate", "cpu.threads", "cpu.reserve",
+     "video.tile",
      "video.overlap", "text.chunk", "debug.faults", "workers.program", "workers.gpu_socket",
      "workers.cpu_socket"}
 )  # fmt: skip

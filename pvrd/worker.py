@@ -288,6 +288,7 @@ class Worker:
             "config": {
                 "allow_software": config.flag("gpu.allow_software"),
                 "threads": config.whole("cpu.threads"),
+                "reserve": config.whole("cpu.reserve"),
                 "cache": self.cache,
                 "tile": config.whole("video.tile"),
                 "overlap": config.whole("video.overlap"),

@@ -9,6 +9,7 @@ this protocol.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import logging
 import os
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
     if hello is None:
         return 0
-    _environment(hello["config"])
+    _environment(args.kind, hello["config"])
     # Only now: libgomp and numpy's BLAS read the environment when they are loaded.
     from pvrd.workers.loop import Worker
 
@@ -114,10 +115,15 @@ def _hello(sock: socket.socket, kind: str) -> Mapping[str, Any] | None:
     return {"generation": hello.get("generation", 1), "config": dict(hello.get("config") or {})}
 
 
-def _environment(config: Mapping[str, Any]) -> None:
-    from pvrd.workers.devices import thread_count
+def _environment(kind: str, config: Mapping[str, Any]) -> None:
+    from pvrd.workers.devices import cores
 
-    os.environ["OMP_NUM_THREADS"] = str(thread_count(config))
+    chosen = cores(config)
+    if kind == "cpu":
+        # Before the first thread: all others inherit it.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, chosen.cpus)
+    os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
     # numpy's own BLAS threads would only take cores away from the kernels.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
 

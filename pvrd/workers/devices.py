@@ -3,33 +3,33 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from engine.errors import PvrError
-from pvrd.workers import holder
+from pvrd.workers import holder, neighbour
 
 if TYPE_CHECKING:
     from engine.backends.base import Backend, DeviceInfo, Executable
 
 
-def thread_count(config: Mapping[str, Any]) -> int:
-    """Threads of the CPU backend: `threads` of the configuration, else one for each physical core.
+@functools.cache
+def _allowed() -> frozenset[int]:
+    """The CPUs that this process was given; asked before it keeps to some of them."""
+    return frozenset(os.sched_getaffinity(0))
 
-    With four cores and more one is left to the rest of the system. Never more than this process may
-    run on.
+
+def cores(config: Mapping[str, Any]) -> neighbour.Cores:
+    """The CPUs that work of the CPU backend runs on, and how many threads: `threads` of the
+    configuration, else one for each big core but `reserve`. Never more than this process may use.
     """
-    allowed = len(os.sched_getaffinity(0))
     wanted = int(config.get("threads") or 0)
-    if wanted > 0:
-        return min(wanted, allowed)
-    cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
-    return max(1, cores - 1 if cores >= 4 else cores)
+    reserve = config.get("reserve")
+    return neighbour.choose(_allowed(), wanted, 1 if reserve is None else int(reserve))
 
 
 @dataclass
@@ -50,7 +50,8 @@ def open_device(kind: str, config: Mapping[str, Any]) -> Opened:
     if kind == "cpu":
         from engine.backends.cpu import CpuBackend
 
-        return Opened(CpuBackend(thread_count(config)))
+        chosen = cores(config)
+        return Opened(CpuBackend(chosen.threads))
     from engine.backends.crosscheck import CheckedBackend
     from engine.backends.devices import NoDevice
     from engine.backends.selftest import Previous

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pvrd.workers import protocol
-from pvrd.workers.devices import thread_count
+from pvrd.workers.devices import cores
 from tests.workers.conftest import ROOT, WAIT_S, Peer
 
 Start = Callable[..., Peer]
@@ -172,7 +172,7 @@ def test_socket_from_systemd() -> None:
 
 def test_threads() -> None:
     allowed = len(os.sched_getaffinity(0))
-    assert thread_count({"threads": 1}) == 1
-    assert thread_count({"threads": 1000}) == allowed
-    assert 1 <= thread_count({}) <= allowed
-    assert thread_count({"threads": 0}) == thread_count({})
+    assert cores({"threads": 1}).threads == 1
+    assert cores({"threads": 1000}).threads == allowed
+    assert 1 <= cores({}).threads <= allowed
+    assert cores({"threads": 0, "reserve": 1}) == cores({})
