@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What memory there is, so that a request that cannot fit is refused with figures before it takes
-any.
+any; and large copies of it.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from engine.errors import OutOfMemory
 
 # Left to everything else on the machine.
 RESERVE = 64 << 20
+# A core copies some GB/s, memory bears several of them: parts of a copy, and the least bytes of one.
+COPIERS, COPY_BYTES = 4, 1 << 20
 
 
 def available(root: Path = Path("/")) -> int:
@@ -54,3 +62,29 @@ def admit(parts: dict[str, int], have: int | None = None) -> None:
             f"The request needs {need >> 20} MiB ({listed}); {have >> 20} MiB are available,"
             f" of which {RESERVE >> 20} MiB stay free."
         )
+
+
+@functools.cache
+def _copiers() -> tuple[ThreadPoolExecutor | None, int]:
+    """Threads for the parts of a copy but the first, and how many parts there may be."""
+    count = min(COPIERS, len(os.sched_getaffinity(0)) // 2)
+    if count < 2:
+        return None, 1
+    return ThreadPoolExecutor(count - 1, thread_name_prefix="copy"), count
+
+
+def copy(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+    """target[:] = source, by several cores where it is large and there are cores to spare."""
+    pool, most = _copiers()
+    parts = min(most, target.nbytes // COPY_BYTES, len(target))
+    if pool is None or parts < 2:
+        target[:] = source
+        return
+    cuts = [len(target) * i // parts for i in range(parts + 1)]
+    others = [
+        pool.submit(target.__setitem__, slice(a, b), source[a:b])
+        for a, b in zip(cuts[1:-1], cuts[2:], strict=True)
+    ]
+    target[: cuts[1]] = source[: cuts[1]]
+    for other in others:
+        other.result()

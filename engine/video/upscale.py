@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
+from engine.memory import copy
 from engine.pace import Fit
 from engine.video import plain
 from engine.video.bands import Bands, Source
@@ -60,7 +61,7 @@ class Planes:
 
     def put(self, plane: int, begin: int, rows: Bytes) -> None:
         n = self._row_bytes[plane]
-        self.planes[plane][begin : begin + len(rows), :n] = rows[:, :n]
+        copy(self.planes[plane][begin : begin + len(rows), :n], rows[:, :n])
 
 
 def as_planes(planes: Sequence[Bytes], wanted: Sequence[Plane], sample_bytes: int) -> Planes:

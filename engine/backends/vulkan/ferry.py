@@ -14,6 +14,7 @@ from engine.backends.base import Array, Into
 from engine.backends.vulkan import api
 from engine.dmabuf import DmaBuf
 from engine.errors import PvrError
+from engine.memory import copy
 
 if TYPE_CHECKING:
     from engine.backends.vulkan.backend import VulkanBackend
@@ -100,7 +101,7 @@ class Ferry:
         place = self._adopted(source)
         if place is None:
             stage, memory = self._stage(name)
-            memory[offset:end] = source
+            copy(memory[offset:end], source)
             place = stage, offset
             self._copied(source.nbytes)
         self._sent[name] = [*waiting, api.Copy(*place, target, offset, source.nbytes)]
@@ -132,7 +133,7 @@ class Ferry:
 
     def finish(self, name: str, target: Array) -> None:
         """The host's part of a download."""
-        target.reshape(-1)[:] = self._stage(name)[1][: target.nbytes]
+        copy(target.reshape(-1), self._stage(name)[1][: target.nbytes])
         self._copied(target.nbytes)
 
     def hand_over(self) -> None:
