@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from engine.errors import OutOfMemory
 
 # Left to everything else on the machine.
 RESERVE = 64 << 20
-# A core copies some GB/s, memory bears several of them: parts of a copy, and the least bytes of one.
+# A core copies some GB/s, memory bears several cores: parts of a copy, and the least bytes of one.
 COPIERS, COPY_BYTES = 4, 1 << 20
 
 
@@ -80,11 +81,8 @@ def copy(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
     if pool is None or parts < 2:
         target[:] = source
         return
-    cuts = [len(target) * i // parts for i in range(parts + 1)]
-    others = [
-        pool.submit(target.__setitem__, slice(a, b), source[a:b])
-        for a, b in zip(cuts[1:-1], cuts[2:], strict=True)
-    ]
-    target[: cuts[1]] = source[: cuts[1]]
+    first, *rest = pairwise(len(target) * i // parts for i in range(parts + 1))
+    others = [pool.submit(target.__setitem__, slice(*part), source[slice(*part)]) for part in rest]
+    target[slice(*first)] = source[slice(*first)]
     for other in others:
         other.result()
