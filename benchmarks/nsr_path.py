@@ -110,14 +110,16 @@ def watched(
     pipeline: VideoPipeline, places: list[Place], times: int
 ) -> Iterator[dict[str, float]]:
     """Seconds of each part, frame by frame."""
-    bands: Any = pipeline._bands
-    inner, check, unchanged = bands.executable, plain.implausible, pipeline._unchanged
+    cuts: list[Any] = [pipeline._fine, pipeline._coarse]
+    inner = [cut.executable for cut in cuts]
+    check, unchanged = plain.implausible, pipeline._unchanged
     assert unchanged is not None
     changed, keep = unchanged.changed, unchanged.keep
     held: Any = unchanged
     for number in range(times):
         clock = Clock()
-        bands.executable = Watched(inner, clock)
+        for cut, own in zip(cuts, inner, strict=True):
+            cut.executable = Watched(own, clock)
         upscale.plain.implausible = clock.around("check", check)
         held.changed = clock.around("compare", changed)
         held.keep = clock.around("compare", keep)
@@ -129,7 +131,9 @@ def watched(
         parts = clock.seconds
         known = sum(s for part, s in parts.items() if part != "device")
         yield {"frame": total, **parts, "rest": total - known}
-    bands.executable, upscale.plain.implausible = inner, check
+    for cut, own in zip(cuts, inner, strict=True):
+        cut.executable = own
+    upscale.plain.implausible = check
     held.changed, held.keep = changed, keep
 
 
