@@ -257,19 +257,9 @@ class Device:
         if family is None:
             raise NoDevice("failed", f"{info.name} has no queue for compute")
         self._family = family
+        self.low = False  # does its queue stand behind those of other processes?
         with ExitStack() as stack:
-            queues = [
-                vk.VkDeviceQueueCreateInfo(
-                    queueFamilyIndex=family, queueCount=1, pQueuePriorities=[1.0]
-                )
-            ]
-            on = features.query(vk, _call, pd, info.features)
-            create = vk.VkDeviceCreateInfo(
-                pNext=on.head,
-                pQueueCreateInfos=queues,
-                ppEnabledExtensionNames=on.extensions,
-            )
-            dev = _call("vkCreateDevice", vk.vkCreateDevice, pd, create, None)
+            dev = self._create(pd, family)
             stack.callback(vk.vkDestroyDevice, dev, None)
             self._dev = dev
             self._queue = vk.vkGetDeviceQueue(dev, family, 0)
@@ -286,6 +276,39 @@ class Device:
             self.draws = bool(flags & vk.VK_QUEUE_GRAPHICS_BIT)
             self.timer = self._make_timer(stack, pd)
             self.stack = stack.pop_all()
+
+    def _create(self, pd: Any, family: int) -> Any:
+        """The VkDevice. Its queue stands behind those of other processes where the driver knows
+        such an order (and lets us: LOW asks for no right, but a driver may refuse it).
+        """
+        on = features.query(vk, _call, pd, self.info.features)
+        extension = features.priority_extension(vk, _call, pd)
+        low = vk.VkDeviceQueueGlobalPriorityCreateInfoKHR(
+            globalPriority=vk.VK_QUEUE_GLOBAL_PRIORITY_LOW_KHR
+        )
+        for more in [extension, ""] if extension else [""]:
+            queues = [
+                vk.VkDeviceQueueCreateInfo(
+                    pNext=low if more else None,
+                    queueFamilyIndex=family,
+                    queueCount=1,
+                    pQueuePriorities=[1.0],
+                )
+            ]
+            create = vk.VkDeviceCreateInfo(
+                pNext=on.head,
+                pQueueCreateInfos=queues,
+                ppEnabledExtensionNames=[*on.extensions, *([more] if more else [])],
+            )
+            try:
+                dev = _call("vkCreateDevice", vk.vkCreateDevice, pd, create, None)
+            except PvrError:
+                if more:
+                    continue
+                raise
+            self.low = bool(more)
+            return dev
+        raise AssertionError
 
     # --- memory
 

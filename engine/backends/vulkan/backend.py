@@ -109,6 +109,8 @@ class VulkanBackend:
             physical = found[chosen.index][0]
             self._plan = plan_memory(api.memory_types(physical), force_staging)
             self._device = api.Device(instance.handle, physical, self.info)
+            told: Any = self.info.properties
+            told["queue_priority"] = "low" if self._device.low else "default"
             stack.callback(self._device.stack.close)
             self._staging: api.Placed | None = None
             self._staging_stack = stack.enter_context(ExitStack())

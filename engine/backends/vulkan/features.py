@@ -33,6 +33,8 @@ COUNTERS = {"performanceCounterQueryPools": "counters"}
 INT_DOT_EXTENSION = "VK_KHR_shader_integer_dot_product"
 COOPMAT_EXTENSION = "VK_KHR_cooperative_matrix"
 COUNTERS_EXTENSION = "VK_KHR_performance_query"
+# How a queue stands among those of other processes; either name will do.
+PRIORITY_EXTENSIONS = ("VK_KHR_global_priority", "VK_EXT_global_priority")
 # Extensions that need no struct to turn them on.
 PLAIN = {
     "host_memory": ("VK_EXT_external_memory_host",),
@@ -62,6 +64,13 @@ def supported(
     if "coopmat" in names and not _multiplies(vk, call, instance, pd, subgroup):
         names -= {"coopmat"}
     return names
+
+
+def priority_extension(vk: Any, call: Callable[..., Any], pd: Any) -> str:
+    """The extension by which queues get a global priority, "" where there is none."""
+    what = "vkEnumerateDeviceExtensionProperties"
+    there = {e.extensionName for e in call(what, vk.vkEnumerateDeviceExtensionProperties, pd, None)}
+    return next((name for name in PRIORITY_EXTENSIONS if name in there), "")
 
 
 def query(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.backends.vulkan import api, features
+from engine.errors import PvrError
 
 HALVES = {"MSize": 16, "NSize": 16, "KSize": 16, "AType": 0, "BType": 0, "CType": 1}
 HALVES |= {"ResultType": 1, "scope": 3}
@@ -115,3 +116,49 @@ def test_the_paper_has_the_packages_own_numbers() -> None:
     for name in vars(Paper):
         if name.startswith("VK_"):
             assert getattr(api.vk, name) == getattr(Paper, name)
+
+
+def _call(what: str, function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+@pytest.mark.parametrize(
+    ("extensions", "found"),
+    [
+        ([], ""),
+        (["VK_EXT_global_priority"], "VK_EXT_global_priority"),
+        (["VK_EXT_global_priority", "VK_KHR_global_priority"], "VK_KHR_global_priority"),
+    ],
+)
+def test_global_priority_by_either_name(extensions: list[str], found: str) -> None:
+    assert features.priority_extension(Paper(extensions, set(), []), _call, None) == found
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_queue_is_low_where_the_driver_lets_it(
+    refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper = Paper(["VK_KHR_global_priority"], set(), [])
+    made: list[Any] = []
+
+    def create(pd: Any, info: Any, allocator: Any) -> str:
+        made.append(info)
+        if refused and info.ppEnabledExtensionNames:
+            raise PvrError("not permitted")
+        return "device"
+
+    paper.vkCreateDevice = create  # type: ignore[attr-defined]
+    paper.VK_QUEUE_GLOBAL_PRIORITY_LOW_KHR = 128  # type: ignore[attr-defined]
+    monkeypatch.setattr(api, "vk", paper)
+    monkeypatch.setattr(api, "_call", _call)
+    device = api.Device.__new__(api.Device)
+    device.info = Namespace(features=frozenset())  # type: ignore[assignment]
+    device.low = False
+    assert device._create(None, 0) == "device"
+    assert device.low is not refused
+    queue = made[0].pQueueCreateInfos[0]
+    assert queue.pNext.globalPriority == 128
+    assert made[0].ppEnabledExtensionNames == ["VK_KHR_global_priority"]
+    if refused:
+        assert made[1].pQueueCreateInfos[0].pNext is None
+        assert made[1].ppEnabledExtensionNames == []
