@@ -12,7 +12,8 @@ import ctypes
 import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,16 @@ class HostExecutable:
         self._buffers = None
 
 
+Log = Callable[[str, float, float], None]  # an operation, when (CLOCK_MONOTONIC), seconds
+
+
+@dataclass
+class Watched:
+    """Who is told of each kernel's time, by all executables of a backend; None: nobody."""
+
+    log: Log | None = None
+
+
 class CpuExecutable(HostExecutable):
     """A Program as arrays of pvr_call."""
 
@@ -263,9 +274,11 @@ class CpuExecutable(HostExecutable):
         weights: CpuWeights,
         threads: int,
         lent: Lent = NOTHING,
+        watched: Watched | None = None,
     ) -> None:
         super().__init__(counters, program, weights, lent)
         self._threads = threads
+        self._watched = watched or Watched()
         self._weights = weights  # the encoded addresses point into them
         self._encoded = {name: self._encode(name) for name in program.sequences}
         self._slices: dict[tuple[str, ...], Array] = {}
@@ -300,7 +313,10 @@ class CpuExecutable(HostExecutable):
             calls = np.concatenate([np.zeros(0, _CALL), *(self._encoded[s] for s in sequences)])
             self._slices[sequences] = calls
         started = time.perf_counter()
-        status = _library().pvr_run(calls.ctypes.data, len(calls), self._threads)
+        if self._watched.log is None:
+            status = _library().pvr_run(calls.ctypes.data, len(calls), self._threads)
+        else:
+            status = self._one_by_one(sequences, calls, self._watched.log)
         wall = time.perf_counter() - started
         if status == -2:
             raise OutOfMemory(_STATUS[status])
@@ -310,6 +326,17 @@ class CpuExecutable(HostExecutable):
         self._counters["dispatches"] += len(calls)
         self.fetch(into)
         return RunStats(wall_s=wall)
+
+    def _one_by_one(self, sequences: tuple[str, ...], calls: Array, log: Log) -> int:
+        """As one call into the library, but each kernel's time is told."""
+        names = [call.op for s in sequences for call in self.program.sequences[s]]
+        for i, name in enumerate(names):
+            began = time.monotonic()
+            status: int = _library().pvr_run(calls[i:].ctypes.data, 1, self._threads)
+            log(name, began, time.monotonic() - began)
+            if status:
+                return status
+        return 0
 
     def close(self) -> None:
         self._slices, self._encoded = {}, {}
@@ -322,6 +349,7 @@ class CpuBackend:
     def __init__(self, threads: int = 0) -> None:
         self.threads = threads if threads > 0 else usable_cpus()
         self._counters = dict.fromkeys(COUNTERS, 0)
+        self._watched = Watched()
         self.info = DeviceInfo(
             kind="cpu",
             name=_cpu_name(),
@@ -338,7 +366,13 @@ class CpuBackend:
         return CpuWeights(blobs)
 
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> CpuExecutable:
-        return CpuExecutable(self._counters, program, weights, self.threads, lent)
+        return CpuExecutable(
+            self._counters, program, weights, self.threads, lent, self._watched
+        )
+
+    def watch(self, log: Log | None) -> None:
+        """Has the time of each kernel told from now on, which costs some; None: no more."""
+        self._watched.log = log
 
     def adopt(self, memory: Array, fd: int = -1) -> None:
         """Nothing: kernels compute from cached copies of a band."""

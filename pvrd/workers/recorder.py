@@ -5,15 +5,16 @@ memory than a short one."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pvrd.workers.timings import Meter, Slice
 
 if TYPE_CHECKING:
+    from engine.backends.cpu import Log
     from pvrd.workers.schedule import Task
 
-RING = 65536  # of each: slices, and runs of the device
+RING = 65536  # of each: slices, runs of the device, kernels
 A_MESSAGE = 250  # events; a message has at most 64 KiB
 
 
@@ -24,6 +25,8 @@ class Recorder:
         self._meter = meter
         self._job = ""
         self._slices: deque[list[Any]] = deque(maxlen=RING)
+        self._kernels: deque[list[Any]] = deque(maxlen=RING)
+        self.watch: Callable[[Log | None], None] | None = None  # of a backend that tells kernels
 
     @property
     def on(self) -> bool:
@@ -34,7 +37,13 @@ class Recorder:
         """Records from now on, for this trace alone."""
         self._job = job
         self._slices.clear()
+        self._kernels.clear()
         self._meter.slices = deque[Slice](maxlen=RING)
+        if self.watch is not None:
+            self.watch(self._kernel)
+
+    def _kernel(self, name: str, began: float, seconds: float) -> None:
+        self._kernels.append(["kernel", _us(began), _us(seconds), name])
 
     def slice(self, task: Task, began: float, ended: float) -> None:
         """A task's slice, CLOCK_MONOTONIC seconds."""
@@ -52,8 +61,12 @@ class Recorder:
         events = list(self._slices)
         for began, took, names, size, device in self._meter.slices or ():
             events.append(["run", _us(began), _us(took), names, size, _us(device)])
+        events += self._kernels
         self._job, self._meter.slices = "", None
         self._slices.clear()
+        self._kernels.clear()
+        if self.watch is not None:
+            self.watch(None)
         for at in range(0, len(events), A_MESSAGE):
             yield {"t": "trace", "job": job, "events": events[at : at + A_MESSAGE]}
         yield {"t": "trace.done", "job": job}
