@@ -191,7 +191,7 @@ class Worker:
 
     async def _live(self) -> None:
         failures = 0
-        while True:
+        while not self.stopping:  # a cancel() that meets the end of a process may be lost
             self._restart.clear()
             if not self.enabled:
                 self._set("disabled", OFF)

@@ -274,3 +274,22 @@ def test_a_lock_that_is_refused_is_not_asked_for_at_every_news() -> None:
         assert login.asked == 1
 
     asyncio.run(act())
+
+
+def test_a_worker_that_ends_while_pvrd_does_is_not_followed(play: Any) -> None:
+    """asyncio.wait_for loses a cancel() that comes together with what it waited for."""
+
+    async def act(stage: Stage) -> None:
+        gpu = stage.supervisor.gpu
+        gpu.rest("it has nothing to do")
+        process = gpu._process
+        assert process is not None
+        process.ended.add_done_callback(lambda _: stop.append(asyncio.ensure_future(gpu.stop())))
+        stop: list[asyncio.Future[None]] = []
+        await stage.until(lambda: gpu.state == "asleep")
+        assert await gpu.gone(LONG)
+        await asyncio.sleep(0)
+        done, _ = await asyncio.wait(stop, timeout=LONG)
+        assert done
+
+    play(act)
