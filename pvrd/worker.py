@@ -261,7 +261,7 @@ class Worker:
         self._slice = FIRST_SLICE_S / 10
         self._link = link.Link(sock, self._on_message, self._on_end)
         self._link.send(self._hello())
-        watch = loop.create_task(self._watch())
+        watch = loop.create_task(self._watch(self._link))
         try:
             how = await self._end
             if self._process is not None and (how == "it ended" or self._resting):
@@ -368,12 +368,16 @@ class Worker:
         loading = any(not loading.future.done() for loading in self.models.values())
         return every if waited_for or loading else QUIET_PINGS * every
 
-    async def _watch(self) -> None:
-        """Pings a silent worker and ends one past its deadline."""
+    async def _watch(self, watched: link.Link) -> None:
+        """Pings a silent worker and ends one past its deadline.
+
+        It ends with the worker by itself, too: until Python 3.12 wait_for may swallow a cancelling
+        when `_stir` is set at the same time.
+        """
         loop = asyncio.get_running_loop()
         asked: float | None = None
         number = 0
-        while True:
+        while self._link is watched:
             self._stir.clear()
             if not self._greeted and asked is None:
                 asked = self._heard
