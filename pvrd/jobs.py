@@ -99,8 +99,9 @@ def _session(session: Session, now: float) -> dict[str, Variant]:
     values = session.values()
     ready, error = bool(values["Ready"].value), str(values["Error"].value)
     state = "failed" if error else "loading" if not ready else "idle"
-    if video and ready and not error and getattr(session, "_frames", None):
-        state = "running"
+    if video and ready and not error:
+        line = getattr(session, "_line", None)
+        state = "paused" if values["Paused"].value else "running" if line and line.frames else state
     return _typed(
         session=session.path, job="", kind="video" if video else "text",
         model=session.model.name, device=str(values["Device"].value),

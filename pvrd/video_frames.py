@@ -21,6 +21,8 @@ from pvrd.video_seat import Seat
 QUICK_S = 5e-9  # that plain interpolation takes for a pixel, until it was measured
 SPARE_S = 0.003  # for messages and turns of the loop
 GRACE_S = 0.05  # after its deadline, a frame that nobody made is dropped
+# What a frame's time is split into (pvrd/workers/timings.py).
+PARTS = ("input", "queue", "upload", "compute", "download", "host")
 MAP_CHARS = 4096
 SOON_S = 0.002  # a frame that nobody could take is offered again
 
@@ -65,6 +67,7 @@ class Line:
         self.timed = False  # the client has deadlines, or a pace
         self.tile_map = ""
         self.reused = 0
+        self.times = dict.fromkeys(PARTS, 0.0)  # milliseconds of all frames
         self._places, self._seats, self._ladder, self._pace = places, seats, ladder, pace
         self._adapt, self._stats = adapt, stats
         self._last: Seat | None = None  # that was given the last frame
@@ -250,6 +253,10 @@ class Line:
         reused = _count(message.get("tiles_reused"), 32)
         stats.tiles_reused += reused
         self.reused += reused
+        times = message.get("times")
+        for part, ms in times.items() if isinstance(times, dict) else ():
+            if part in self.times and isinstance(ms, (int, float)):
+                self.times[part] += max(0.0, float(ms))
         if isinstance(message.get("map"), str):
             self.tile_map = message["map"][:MAP_CHARS]
 

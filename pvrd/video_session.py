@@ -235,6 +235,11 @@ class VideoSession(Session):
         """Did the client say so?"""
         return self._paused
 
+    @prop("Times", "a{sd}")
+    def times(self) -> dict[str, float]:
+        """Milliseconds of all frames, part by part."""
+        return {part: round(ms, 3) for part, ms in self._line.times.items()}
+
     @prop("Levels", "as")
     def level_names(self) -> list[str]:
         """By which frames may be made, the best first."""

@@ -96,6 +96,10 @@ def test_frames(daemon: Any, caller: Any) -> None:
     assert [m.seq for m in got if m.status == 1 and m.tiles_fallback == 1] == [30]
     assert caller.get("Frames", video.path, VIDEO) == 50
     assert caller.get("Degraded", video.path, VIDEO) == 1
+    times = caller.get("Times", video.path, VIDEO)
+    assert (times["compute"], times["queue"], times["download"]) == (62.5, 25.0, 0.0)
+    (listed,) = plain(caller.call("ListJobs", "a{sv}", [{}]).body[0])
+    assert (listed["kind"], listed["frames"], listed["state"]) == ("video", 50, "idle")
     video.close()
 
 

@@ -22,6 +22,7 @@ from engine.video.frames import FrameFormat, empty, samples, views
 from engine.video.network import VideoModel
 from engine.video.upscale import Planes, VideoPipeline
 from pvrd.video_layout import Format, Layout, lay_out
+from pvrd.workers.timings import PARTS
 from pvrd.workers.video_jobs import Expired, Leased
 from tests.workers.conftest import ROOT, Peer
 
@@ -103,7 +104,24 @@ def test_frames_come_back_in_order_and_enlarged(worker: Peer, ring: Ring) -> Non
         assert (done["status"], done["tiles_fallback"]) == (0, 0)
         assert done["tiles"] >= 1
         assert done["ms"] > 0
+        assert set(done["times"]) == set(PARTS)
+        assert 0 < done["times"]["compute"] <= done["ms"]
         assert same(ring.get(slot), ring.expected(slot))
+
+
+def test_short_slices_take_tile_by_tile_and_change_no_sample(worker: Peer, ring: Ring) -> None:
+    worker.send("govern", slice_ms=0.001, group_scale=1.0, share=1.0, parked=False)
+    worker.send("video.open", [ring.fd], **ring.message(tile=8))
+    tiles = worker.expect("video.ready")["tiles"]
+    assert tiles > 4
+    worker.send("stats")
+    before = worker.expect("stats")["counters"]["submissions"]
+    ring.put(0, 1)
+    worker.send("frame", session="v", seq=1, slot=0, deadline_ns=0)
+    worker.expect("frame.done")
+    assert same(ring.get(0), ring.expected(0))
+    worker.send("stats")
+    assert worker.expect("stats")["counters"]["submissions"] - before == tiles
 
 
 def test_precision_is_the_sessions_own(worker: Peer, ring: Ring) -> None:
