@@ -28,7 +28,7 @@ from pvrd.worker import Inbox, Worker
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1024
-BYTES_A_TOKEN = 4  # about, of a text
+A_TOKEN = 4  # characters, about
 INLINE_TEXT = 8 << 10  # bytes; longer texts go in a memfd (escaped, one takes up to six)
 WORKER_END = {"stop", "length", "cancelled"}
 WAKE = "pvrd.wake"  # our own message in an inbox
@@ -206,6 +206,8 @@ class TextJob:
         self.settings: dict[str, Any] = header["settings"]
         self.model = session.model  # or its low form, from the beginning to the end
         self._low = ""  # why
+        talk = header.get("messages") or [{"content": header.get("prompt", "")}]
+        self._characters = sum(len(message["content"]) for message in talk)
         self.task: asyncio.Task[None] | None = None
         self.restarts = 0
         self._journal = Journal(header)
@@ -242,7 +244,7 @@ class TextJob:
         last: tuple[str, dict[str, Any]]
         try:
             self._low = core.precision.why
-            self._expect(self._journal.header_bytes // BYTES_A_TOKEN)
+            self._expect(self._characters // A_TOKEN)
             with core.peers.job(self.session.uid), core.jobs.of(self._listed()) as job:
                 self.model = await core.precision.fitting(self.model)
                 self._mover.model = self.model

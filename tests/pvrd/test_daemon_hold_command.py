@@ -19,7 +19,7 @@ LONG = 60.0
 
 @pytest.fixture(scope="module")
 def daemon(start: Any) -> Any:
-    return start({"sensors.system": False})
+    return start()
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_without_a_command_until_a_signal(pvrctl: Any, caller: Any, number: int)
 
 
 def test_the_end_of_the_daemon_is_said(start: Any, pvrctl: Any, caller: Any, bus: str) -> None:
-    daemon = start({"sensors.system": False})
+    daemon = start()
     alone = pvrctl()
     assert "kept free" in alone.stderr.readline()
     beside = pvrctl("--", "sh", "-c", "echo ready; read line; exit 3")

@@ -17,7 +17,7 @@ TEXT = "org.pvrd.Pvrd1.TextSession"
 
 @pytest.fixture(scope="module")
 def daemon(start: Any) -> Any:
-    return start({"sensors.system": False})
+    return start()
 
 
 def hold(caller: Any, reason: str = "a game", **options: Any) -> int:
@@ -118,7 +118,7 @@ def test_holds_are_bounded_and_say_why(daemon: Any, caller: Any, until: Any) -> 
 
 
 def test_decisions_are_in_the_journal_once(start: Any, caller: Any, lines: Any) -> None:
-    daemon = start({"sensors.system": False})
+    daemon = start()
     caller.state("gpu")
     fd = hold(caller, "a film")
     caller.state("cpu")
@@ -134,7 +134,7 @@ def test_decisions_are_in_the_journal_once(start: Any, caller: Any, lines: Any) 
 def test_the_canary_moves_the_decision_and_is_shown(
     start: Any, caller: Any, lines: Any, until: Any
 ) -> None:
-    start({"sensors.system": False})
+    start()
     caller.state("gpu")
     session = caller.open_text()
     stream = lines(caller.generate(session, "slow canary:3", max_tokens=2000))
@@ -152,7 +152,7 @@ def test_the_canary_moves_the_decision_and_is_shown(
 def test_workers_with_nothing_to_do_end_and_the_next_job_starts_them(
     start: Any, caller: Any, lines: Any, until: Any
 ) -> None:
-    daemon = start({"sensors.system": False, "workers.idle_s": 0.2, "models.keep_s": 0.1})
+    daemon = start({"workers.idle_s": 0.2, "models.keep_s": 0.1})
 
     def states() -> list[str]:
         return [d["state"] for d in caller.get("Devices")]
@@ -175,7 +175,7 @@ def test_workers_with_nothing_to_do_end_and_the_next_job_starts_them(
 
 
 def test_a_session_keeps_its_worker(start: Any, caller: Any, lines: Any, until: Any) -> None:
-    start({"sensors.system": False, "workers.idle_s": 0.2, "models.keep_s": 0.1})
+    start({"workers.idle_s": 0.2, "models.keep_s": 0.1})
     session = caller.open_text(device="gpu")
     lines(caller.generate(session, "hello", max_tokens=3)).rest()
     until(lambda: device(caller, "cpu")["state"] == "asleep", "the other worker asleep")
@@ -183,7 +183,7 @@ def test_a_session_keeps_its_worker(start: Any, caller: Any, lines: Any, until: 
 
 
 def test_busy_says_the_position(start: Any, caller: Any, lines: Any, until: Any) -> None:
-    start({"sensors.system": False, "limits.queue": 10})
+    start({"limits.queue": 10})
     streams, sessions = [], [caller.open_text() for _ in range(11)]
     for session in sessions[:10]:
         streams.append(lines(caller.generate(session, "slow", max_tokens=100000)))
@@ -199,7 +199,7 @@ def test_busy_says_the_position(start: Any, caller: Any, lines: Any, until: Any)
 
 @pytest.mark.long
 def test_an_idle_daemon_wakes_less_than_once_a_second(start: Any, caller: Any) -> None:
-    daemon = start({})
+    daemon = start({"sensors.system": True})
     caller.state("gpu")
 
     def switches() -> int:

@@ -82,7 +82,7 @@ def logind() -> Iterator[Logind]:
 def test_suspend_parks_all_jobs_gives_the_memory_back_and_loses_nothing(
     start: Any, caller: Any, lines: Any, until: Any, logind: Logind
 ) -> None:
-    daemon = start(DBUS_SYSTEM_BUS_ADDRESS=logind.address)
+    daemon = start({"sensors.system": True}, DBUS_SYSTEM_BUS_ADDRESS=logind.address)
     caller.state("gpu")
     until(lambda: len(logind.locks()) == 1, "the delay lock")
     what, who, why, mode = logind.locks()[0][:4]
@@ -123,7 +123,7 @@ def test_suspend_parks_all_jobs_gives_the_memory_back_and_loses_nothing(
 def test_jobs_wait_while_the_system_sleeps(
     start: Any, caller: Any, lines: Any, until: Any, logind: Logind
 ) -> None:
-    daemon = start(DBUS_SYSTEM_BUS_ADDRESS=logind.address)
+    daemon = start({"sensors.system": True}, DBUS_SYSTEM_BUS_ADDRESS=logind.address)
     caller.state("gpu")
     logind.sleep(True)
     until(lambda: "parked for suspend" in daemon.text(), "all parked")
