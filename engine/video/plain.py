@@ -17,7 +17,7 @@ Samples = npt.NDArray[Any]
 
 # Every fourth sample of every fourth row is looked at, in larger bands every eighth or sixteenth.
 STEP = 4
-SPARSER = ((1 << 20, 16), (1 << 18, 8))  # from so many samples on
+SPARSER = ((1 << 20, 16), (1 << 17, 8))  # from so many samples on
 
 
 def _cubic(x: float, a: float = -0.5) -> float:

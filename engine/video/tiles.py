@@ -27,7 +27,7 @@ GPU_TILE = (240, 128)
 LARGE_GPU_ROWS = 1088
 LARGE_GPU_INVOCATIONS, LARGE_GPU_SHARED = 1024, 48 << 10
 # Floats of the activations of a slice, all tiles together.
-SLICE_FLOATS = 4 << 20
+SLICE_FLOATS, LARGE_GPU_FLOATS = 4 << 20, 16 << 20
 # Channels of luma's size that a slice has activations of where the luma network is one call: a
 # chroma network's.
 FUSED_CHANNELS = 4
@@ -123,11 +123,17 @@ def plan(
     if device.kind == "cpu" and fused and not fine and channels <= LIGHT_CHANNELS:
         wide, high = CPU_LIGHT_TILE
     held, most = channels, SLICE_FLOATS  # channels of activations, and floats of a slice
+    large = (
+        device.kind == "gpu"
+        and not device.software
+        and limits.max_workgroup_invocations >= LARGE_GPU_INVOCATIONS
+        and limits.max_shared_bytes >= LARGE_GPU_SHARED
+    )
     if fused and device.kind == "gpu":
         held, most = FUSED_CHANNELS, limits.max_storage_range // 4
-        large = limits.max_workgroup_invocations >= LARGE_GPU_INVOCATIONS
-        if large and limits.max_shared_bytes >= LARGE_GPU_SHARED:
-            high = LARGE_GPU_ROWS
+        high = LARGE_GPU_ROWS if large else high
+    elif large:
+        most = LARGE_GPU_FLOATS
     if tile > 0:
         wide = high = tile
     while True:
