@@ -19,6 +19,7 @@ from pvrd.models import Model
 from pvrd.worker import Worker, WorkerLost, WorkerReleased
 
 JOBS_A_WORKER = 8  # running together; the worker gives them slices in turn
+CPU_SLICE_MS = 20.0
 MAX_KILLS = 3
 CHOOSE_S = 90.0  # more than the longest back-off
 GRACE_S = 1.0  # for jobs to leave a device that is to be released
@@ -30,9 +31,11 @@ _Waiter = tuple[int, int, asyncio.Future[None]]  # -priority, number of coming
 
 
 def orders(decision: Decision, kind: str) -> dict[str, Any]:
-    """What a worker of this kind is told of a decision. A share of the GPU is none of the CPU."""
+    """What a worker of this kind is told of a decision. A share of the GPU is none of the CPU, whose
+    threads the kernel interrupts anyway: short slices would only cost there.
+    """
     return {
-        "slice_ms": decision.slice_ms,
+        "slice_ms": decision.slice_ms if kind == "gpu" else max(decision.slice_ms, CPU_SLICE_MS),
         "group_scale": decision.group_scale,
         "share": decision.share if kind == "gpu" else 1.0,
         "parked": decision.parked,

@@ -233,7 +233,8 @@ class Fake:
                 self.send(t="trace", job=m["job"], events=events)
                 self.send(t="trace.done", job=m["job"])
         elif kind == "stats":
-            self.send(t="stats", counters={"submissions": 5}, rss=12345, jobs=len(self.texts))
+            self.send(t="stats", counters={"submissions": 5}, rss=12345, jobs=len(self.texts),
+                      times={"compute": 2.5, "queue": 1})  # fmt: skip
 
     def frame(self, m: dict[str, Any]) -> None:
         layout, ring = self.videos[m["session"]]

@@ -413,6 +413,7 @@ def test_notifications_and_memory(start: Any, callers: Any, tmp_path: Path, unti
         assert statistics["rss_bytes"] < 40 << 20
         assert statistics["gpu"]["rss"] == 12345
         assert statistics["gpu"]["submissions"] == 5
+        assert statistics["gpu"]["times_ms"] == {"compute": 2.5, "queue": 1.0}
         assert daemon.stop() == 0
         sock.setblocking(False)
         while not any("STOPPING=1" in h for h in heard):

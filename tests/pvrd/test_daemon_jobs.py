@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from pvrd.bus import plain
+from pvrd.governor import Decision
 from pvrd.jobs import Job, Jobs
+from pvrd.supervisor import CPU_SLICE_MS, orders
 from pvrd.trace import job_events, worker_events
 from tests.pvrd.conftest import TEXT
 
@@ -147,3 +149,9 @@ def test_jobs_that_ended_while_tracing_are_kept() -> None:
     events = job_events(known.ended, 0.0, 1.0)
     assert [e["ph"] for e in events] == ["b", "e", "b", "e"]
     assert known.shares() == 0
+
+
+def test_the_cpu_is_told_no_short_slices() -> None:
+    short = Decision(slice_ms=2.0, share=0.5)
+    assert orders(short, "gpu")["slice_ms"] == 2.0
+    assert orders(short, "cpu")["slice_ms"] == CPU_SLICE_MS
