@@ -17,7 +17,8 @@ from pvrd.agent.daemon import Pvrd
 from pvrd.agent.games import NAME, PATH, GameMode, named
 from pvrd.bus import BusAddress, Call, Connection, V
 from pvrd.errors import InvalidArgument
-from pvrd.reports import AGENTS_A_USER, Activity, check
+from pvrd.reports import AGENTS_A_USER, Activity, Agent, Reports, check
+from pvrd.sensors.compositor import Compositor
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"speed": 1.0}, "there is no option 'speed'"),
@@ -219,3 +220,17 @@ def test_an_older_pvrd_is_left_alone(daemon: Any, bus: str) -> None:
         ours.close()
 
     asyncio.run(play())
+
+
+def test_an_agent_of_a_session_in_the_background_is_named_and_not_believed() -> None:
+    nobody: Any = None
+    reports = Reports(nobody, nobody, Compositor(lambda: 1001), lambda: None, lambda: 100.0)
+    said = {**check({"games": ["GameMode: chess (7)"]})}
+    reports._agents[":1.7"] = Agent(1000, 99.0, said)
+    well, words = reports.words(working=True)
+    assert not well
+    assert words == "pvr-agent of UID 1000 is seen, but that user's session is not active"
+    assert reports.games() == (), "nor does its game keep the GPU from others"
+    reports._agents[":1.8"] = Agent(1001, 99.0, said)
+    assert reports.words(working=True) == (True, "pvr-agent of UID 1001 is seen")
+    assert reports.games() == ("GameMode: chess (7)",)
