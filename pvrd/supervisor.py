@@ -31,8 +31,8 @@ _Waiter = tuple[int, int, asyncio.Future[None]]  # -priority, number of coming
 
 
 def orders(decision: Decision, kind: str) -> dict[str, Any]:
-    """What a worker of this kind is told of a decision. A share of the GPU is none of the CPU, whose
-    threads the kernel interrupts anyway: short slices would only cost there.
+    """What a worker of this kind is told of a decision. A share of the GPU is none of the CPU. The
+    CPU's threads are interrupted by the kernel anyway: short slices would only cost there.
     """
     return {
         "slice_ms": decision.slice_ms if kind == "gpu" else max(decision.slice_ms, CPU_SLICE_MS),
