@@ -162,7 +162,7 @@ class Sensors:
         if self.pressure.refused:
             out.append(unknown("psi_triggers", self.pressure.refused))
         if not self.udev.absent:
-            out.append(Reading("udev", self.udev.events, "netlink", "events"))
+            out.append(Reading("udev", self.udev.events, self.udev.source, "events"))
         else:
             out.append(unknown("udev", self.udev.absent))
         return out

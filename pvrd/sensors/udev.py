@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,16 +46,19 @@ class Udev:
         self._monitor: Any = None
         self.absent = "it was not started"  # why nothing is watched; "" when it is
         self.events = 0
+        self.source = "udev"
 
     def start(self) -> None:
         """Listens; `absent` says why it cannot."""
         try:
             # Here and not above: it loads libudev, which a small system may lack.
             pyudev = importlib.import_module("pyudev")
-            monitor = pyudev.Monitor.from_netlink(pyudev.Context())
-            for subsystem in SUBSYSTEMS:
-                monitor.filter_by(subsystem)
-            monitor.start()
+            monitor = _listen(pyudev, "udev")
+            self.source = "udev"
+            if not _hears(monitor.fileno()):
+                # No udevd (a container, a small board): libudev listens to nobody then.
+                monitor = _listen(pyudev, "kernel")
+                self.source = "the kernel, without udevd"
         except ImportError as e:
             self.absent = f"libudev cannot be loaded: {e}"
             return
@@ -97,6 +102,20 @@ class Udev:
             event = drm_event(device)
             if event is not None:
                 self._on_device(event)
+
+
+def _listen(pyudev: Any, source: str) -> Any:
+    monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source=source)
+    for subsystem in SUBSYSTEMS:
+        monitor.filter_by(subsystem)
+    monitor.start()
+    return monitor
+
+
+def _hears(fd: int) -> bool:
+    """Is the netlink socket in a multicast group?"""
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        return sock.family != socket.AF_NETLINK or bool(sock.getsockname()[1])
 
 
 def drm_event(device: Any) -> DeviceEvent | None:

@@ -159,6 +159,13 @@ def sensors(installed) -> dict[str, dict]:
 def test_sensors_work_in_the_sandbox(installed, until) -> None:
     """What the unit lets through: logind and its lock, /proc/pressure, udev's events."""
     seen = sensors(installed)
+    assert seen["udev"]["source"] == "the kernel, without udevd"
+    # There is none in a container; where its socket is, libudev listens to it.
+    installed.run("mkdir", "-p", "/run/udev")
+    installed.run("touch", "/run/udev/control")
+    installed.run("systemctl", "restart", "pvrd.service")
+    seen = sensors(installed)
+    assert seen["udev"]["source"] == "udev"
     assert seen["idle"]["source"].startswith("logind"), seen["idle"]
     assert seen["psi_cpu"]["source"] == "/proc/pressure/cpu"
     assert "psi_triggers" not in seen or "6.4" in seen["psi_triggers"]["source"]

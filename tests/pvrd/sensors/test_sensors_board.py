@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from pvrd.config import KEYS, Config
-from pvrd.sensors import Compositor, Sensors
+from pvrd.sensors import Compositor, Sensors, udev
 from pvrd.sensors.compositor import FRESH_S
 
 
@@ -161,6 +162,25 @@ def test_an_idle_daemon_takes_no_time(start: Any, caller: Any) -> None:
     while len(counted) < 6 and not (counted and counted[-1] < 3):
         counted.append(window())
     assert counted[-1] < 3, counted
+
+
+def test_without_udevd_the_kernel_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    for group, hears in ((0, False), (2, True)):
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15) as sock:
+            sock.bind((0, group))
+            assert udev._hears(sock.fileno()) is hears
+
+    async def act() -> None:
+        watch = udev.Udev(lambda event: None, lambda: None, lambda: None)
+        assert watch.absent == "it was not started"
+        monkeypatch.setattr(udev, "_hears", lambda fd: False)
+        watch.start()
+        assert (watch.source, watch.absent) == ("the kernel, without udevd", "")
+        watch.stop()
+        watch.stop()
+        assert watch.absent == "it was stopped"
+
+    asyncio.run(act())
 
 
 # -- what agents report
