@@ -64,8 +64,8 @@ class Candidates:
         Raises:
             DeviceLost: they are no numbers: the device computes nonsense.
         """
-        first, logit = _PAIR.unpack_from(record)
-        top, lse = _SUMS.unpack_from(record, 8 * CANDIDATES)
+        first, logit = _PAIR.unpack_from(record.data)
+        top, lse = _SUMS.unpack_from(record.data, 8 * CANDIDATES)
         if first == _NONE or not all(map(math.isfinite, (logit, top, lse))):
             raise DeviceLost("The device computed logits that are no numbers.")
         self = cls.__new__(cls)
