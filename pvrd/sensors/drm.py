@@ -23,8 +23,9 @@ from pvrd.sensors.reading import Reading, entries, text, unknown
 # Drivers whose fdinfo is left alone: name -> (kernels before this, or None for all; why).
 BREAKS: Mapping[str, tuple[tuple[int, int] | None, str]] = {
     "pvrsrvkm": (None, "reading fdinfo made the vendor's kernel module panic"),
-    "amdgpu": ((6, 1), "fdinfo dereferences NULL there (amdgpu_bo_get_memory, 5.19) or has an "
-                       "older form (before 5.19)"),
+    "amdgpu": ((6, 5), "fdinfo dereferences NULL on 5.19 (amdgpu_bo_get_memory), and races with a "
+                       "process that ends; older ones have another form"),
+    "panthor": ((6, 15), "fdinfo reads groups that may be gone (CVE-2025-22100)"),
     "nvidia": (None, "the proprietary driver tells no engine's time in fdinfo"),
     "nvidia-drm": (None, "the proprietary driver tells no engine's time in fdinfo"),
     "powervr": (None, "the driver tells no engine's time in fdinfo"),

@@ -168,7 +168,10 @@ def test_which_gpu_is_ours(machine: Machine) -> None:
     [
         ("pvrsrvkm", "6.6.0", "panic"),
         ("amdgpu", "5.19.12-arch1-1", "NULL"),
+        ("amdgpu", "6.4.9", "NULL"),
         ("amdgpu", "6.12.0", ""),
+        ("panthor", "6.13.4-rockchip", "CVE-2025-22100"),
+        ("panthor", "6.15.0", ""),
         ("nvidia", "6.12.0", "proprietary"),
         ("powervr", "6.18.4", "tells no engine's time"),
         ("panfrost", "", ""),
