@@ -113,7 +113,9 @@ class Steering:
         gpu = self.core.supervisor.gpu
         if gpu.state == "ready" and gpu.pid != self._pid:
             self._pid = gpu.pid
-            self._nodes = open_nodes(gpu.pid)
+            told = (gpu.device or {}).get("properties")
+            listed = told.get("nodes") if isinstance(told, dict) else None
+            self._nodes = set(map(str, listed)) if listed else open_nodes(gpu.pid)
             render = [n for n in sorted(self._nodes) if "render" in n]
             pids = [worker.pid for worker in workers if worker.pid]
             self.core.sensors.workers([os.getpid(), *pids], render[0] if render else "")

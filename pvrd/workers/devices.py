@@ -99,6 +99,7 @@ def doubt(backend: Backend, executable: Executable) -> tuple[str, str] | None:
 
 def describe(info: DeviceInfo, quarantined: Mapping[str, str]) -> dict[str, Any]:
     """A device as the hello tells it."""
+    nodes = sorted(holder.open_nodes()) if info.kind == "gpu" else []
     return {
         "kind": info.kind,
         "name": info.name,
@@ -106,6 +107,6 @@ def describe(info: DeviceInfo, quarantined: Mapping[str, str]) -> dict[str, Any]
         "software": info.software,
         "features": sorted(info.features),
         "limits": asdict(info.limits),
-        "properties": dict(info.properties),
+        "properties": {**info.properties, "nodes": nodes} if nodes else dict(info.properties),
         "quarantined": dict(quarantined),
     }
