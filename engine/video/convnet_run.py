@@ -177,7 +177,7 @@ class ConvPipeline:
             return
         for i, (plane, out) in enumerate(zip(self._planes, self.out_format.planes(), strict=True)):
             begin, end = self._out_span(row, plane.half, out.height)
-            rows: npt.NDArray[Any] = self._exe.read(f"out{i}", (end - begin) * out.stride)
+            rows: npt.NDArray[Any] = self._exe.look(f"out{i}", (end - begin) * out.stride)
             sink.put(i, begin, rows.reshape(end - begin, out.stride))
         self._column, self._row = 0, self._row + 1
         if self._row == len(self.tiling.rows):

@@ -231,7 +231,7 @@ class Resampler:
         self._exe.run("band")
         for i, plane in enumerate(self._out):
             begin, end, _, _ = self._band(i, self._row)
-            rows = self._exe.read(f"out{i}", (end - begin) * plane.stride)
+            rows = self._exe.look(f"out{i}", (end - begin) * plane.stride)
             self._sink.put(i, begin, rows.reshape(-1, plane.stride))
         self._row += self._rows
         if self._row < self.out_format.height:

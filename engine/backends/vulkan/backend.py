@@ -311,7 +311,8 @@ class VulkanBackend:
 
     def _stage(self) -> tuple[api.Placed, Array]:
         if self._staging is None:
-            self._staging = self._place(self._staging_stack, {"": _STAGING}, "upload")[""]
+            # The host reads it, too: never memory beyond a bus, as that for uploads may be.
+            self._staging = self._place(self._staging_stack, {"": _STAGING}, "readback")[""]
         assert self._staging.mapped is not None
         return self._staging, self._staging.mapped
 

@@ -273,7 +273,9 @@ class VulkanExecutable:
         self._ferry.take_back()
 
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
-        placed, _ = self._range(buffer, nbytes, offset)
+        placed, buf = self._range(buffer, nbytes, offset)
+        if buf.kind == "output" and buffer in self._ferry:
+            return self.look(buffer, nbytes, offset).copy()
         self._send()
         return self._backend._download(placed, nbytes, offset)
 
