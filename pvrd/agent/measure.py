@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A commit so late in a refresh (as a share of it) may not make the next one: whose fault a miss is
-# then, nobody can tell. Compositors begin to draw a few milliseconds before a refresh.
+# An agent that waited so long for a processor (as a share of a refresh) may have been too late for
+# the next one: whose fault a miss is then, nobody can tell.
 LATE = 0.3
 # Without a counter of refreshes, a gap counts as so many as it reaches to within this share of one.
 NEAR = 0.25
@@ -23,7 +23,7 @@ class Frame:
     presented: int
     refresh: int  # ns to the next refresh, 0 where the compositor does not tell
     seq: int  # its counter of refreshes, 0 where it has none
-    flags: int = 0  # wp_presentation_feedback.kind
+    waited: int = 0  # ns that the agent waited for a processor since the commit before
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Figures:
 
 
 def figures(burst: Sequence[Frame]) -> Figures:
-    """Figures of frames in a row, each committed after the one before was presented.
+    """Figures of frames in a row, each committed when the compositor asked for it.
 
     The first one only says where the refreshes lie: a compositor that slept needs longer for it.
     """
@@ -60,9 +60,9 @@ def figures(burst: Sequence[Frame]) -> Figures:
 def missed_refreshes(before: Frame, after: Frame, refresh: float) -> int:
     """Refreshes that went by although `after` was there in time for them.
 
-    What lies between the presentation of `before` and our own commit is our doing and not counted.
+    What the agent itself was late, because others had the processors, is not counted.
     """
-    late = max(0.0, (after.committed - before.presented) / refresh)
+    late = max(0.0, after.waited / refresh)
     if before.seq and after.seq > before.seq:
         passed = after.seq - before.seq
     else:

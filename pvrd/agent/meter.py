@@ -36,8 +36,7 @@ class Meter:
             if self._surface is None:
                 self._surface = await Surface.open(self._window)
             shown: list[Frame] = []
-            for _ in range(FRAMES):
-                frame = await self._surface.frame(FRAME_S)
+            for frame in await self._surface.frames(FRAMES, FRAME_S):
                 if frame is None:
                     shown.clear()  # those before are no neighbours of the next
                 else:

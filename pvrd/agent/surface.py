@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from pvrd.agent import protocol
@@ -165,28 +166,51 @@ class Surface:
         """The presentation clock, in ns."""
         return time.clock_gettime_ns(self._clock)
 
-    async def frame(self, timeout: float) -> Frame | None:
-        """Commits the pixel and waits until it was shown; None where the compositor left it out.
+    async def frames(self, count: int, timeout: float) -> list[Frame | None]:
+        """Commits so many frames, each when the compositor asks for it (as animations do), and
+        waits until they were shown; None for those that it left out.
 
         Raises:
             Unknown: the compositor is gone, or answers but does not show the surface.
-            Stuck: it answers nothing within `timeout`.
+            Stuck: it answers nothing within `timeout` seconds.
         """
-        shown: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
+        shown = []
+        before = _waited()
+        for _ in range(count):
+            now = _waited()
+            asked, frame = self._commit(now - before)
+            before = now
+            shown.append(frame)
+            await self._answer(asked, timeout)
+        for frame in shown:
+            await self._answer(frame, timeout)
+        return [frame.result() for frame in shown]
+
+    def _commit(self, waited: int) -> tuple[asyncio.Future[None], asyncio.Future[Frame | None]]:
+        """A frame; done when the compositor asks for the next, and when it is shown."""
+        loop = asyncio.get_running_loop()
+        asked: asyncio.Future[None] = loop.create_future()
+        shown: asyncio.Future[Frame | None] = loop.create_future()
         committed = 0
 
+        def next_one(_: int) -> None:
+            if not asked.done():
+                asked.set_result(None)
+
         def presented(
-            hi: int, lo: int, ns: int, refresh: int, shi: int, slo: int, how: int
+            hi: int, lo: int, ns: int, refresh: int, seq_hi: int, seq_lo: int, _: int
         ) -> None:
             at = (hi << 32 | lo) * 1_000_000_000 + ns
             if not shown.done():
-                shown.set_result(Frame(committed, at, refresh, shi << 32 | slo, how))
+                shown.set_result(Frame(committed, at, refresh, seq_hi << 32 | seq_lo, waited))
 
         def discarded() -> None:
             if not shown.done():
                 shown.set_result(None)
 
         try:
+            callback = self._surface.make("frame", protocol.CALLBACK, NEW)
+            callback.on["done"] = next_one
             feedback = self._globals["wp_presentation"].make(
                 "feedback", protocol.FEEDBACK, self._surface, NEW
             )
@@ -195,8 +219,14 @@ class Surface:
             self._surface("attach", self._buffer, 0, 0)
             self._surface("damage", 0, 0, 1, 1)
             self._surface("commit")
-            committed = self.now()
-            await self._wire.first(shown, timeout)
+        except WaylandError as e:
+            raise Unknown(str(e)) from None
+        committed = self.now()
+        return asked, shown
+
+    async def _answer(self, future: asyncio.Future[Any], timeout: float) -> None:
+        try:
+            await self._wire.first(future, timeout)
         except WaylandError as e:
             raise Unknown(str(e)) from None
         except TimeoutError:
@@ -206,8 +236,15 @@ class Surface:
                 raise Stuck from None
             except WaylandError as e:
                 raise Unknown(str(e)) from None
-            if not shown.done():
+            if not future.done():
                 raise Unknown(
                     "the compositor does not show the surface: it is hidden, or the screen is off"
                 ) from None
-        return shown.result()
+
+
+def _waited() -> int:
+    """ns that this process waited for a processor so far; 0 where the kernel does not count."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text("ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -24,7 +24,8 @@ MADE = {  # request -> what its new object is
     "get_registry": "wl_registry", "sync": "wl_callback", "create_surface": "wl_surface",
     "create_region": "wl_region", "create_pool": "wl_shm_pool", "create_buffer": "wl_buffer",
     "get_xdg_surface": "xdg_surface", "get_toplevel": "xdg_toplevel",
-    "get_layer_surface": "zwlr_layer_surface_v1", "feedback": "wp_presentation_feedback",
+    "frame": "wl_callback", "get_layer_surface": "zwlr_layer_surface_v1",
+    "feedback": "wp_presentation_feedback",
 }  # fmt: skip
 
 
@@ -86,6 +87,7 @@ class FakeCompositor:
     def _talk(self, client: socket.socket) -> None:
         objects: dict[int, str] = {1: "wl_display"}
         feedbacks: list[int] = []
+        callbacks: list[int] = []
         data = bytearray()
         frames = seq = 0
         role = 0
@@ -145,6 +147,8 @@ class FakeCompositor:
                     role = values[0]
                 elif name == "get_xdg_surface":
                     surface = values[0]
+                elif name == "frame":
+                    callbacks.append(values[0])
                 elif name == "feedback":
                     feedbacks.append(values[1])
                 elif name == "destroy":
@@ -159,6 +163,10 @@ class FakeCompositor:
                     what = self.show(frames)
                     frames += 1
                     told = feedbacks.pop()
+                    if isinstance(what, int) or what == "discard":
+                        asked = callbacks.pop()
+                        event(asked, "done", 0)
+                        gone(asked)
                     if isinstance(what, int):
                         seq += what
                         now = time.clock_gettime_ns(CLOCK)

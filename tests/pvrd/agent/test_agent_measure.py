@@ -12,17 +12,19 @@ from pvrd.agent.measure import MOST_MISSED, Frame, figures, missed_refreshes
 HZ60 = 16_666_667
 
 
-def frames(*steps: float, counter: bool = True, late: float = 0.05) -> list[Frame]:
-    """Presentations `steps` refreshes apart, each committed `late` refreshes after the last one."""
+def frames(*steps: float, counter: bool = True, late: float = 0.0) -> list[Frame]:
+    """Presentations `steps` refreshes apart, each committed 0.95 of a refresh before it; the agent
+    waited `late` refreshes for a processor."""
     out = [Frame(0, HZ60, HZ60, 100 if counter else 0)]
     for step in steps:
         before = out[-1]
         out.append(
             Frame(
-                int(before.presented + late * HZ60),
+                int(before.presented + (step - 0.95) * HZ60),
                 int(before.presented + step * HZ60),
                 HZ60,
                 before.seq + int(step) if counter else 0,
+                int(late * HZ60),
             )
         )
     return out
@@ -71,12 +73,12 @@ def test_a_suspended_machine_is_no_endless_load() -> None:
 
 
 @given(
-    st.integers(0, 10**12), st.integers(-(10**9), 10**12), st.integers(0, 1 << 40),
+    st.integers(-(10**12), 10**12), st.integers(-(10**9), 10**12), st.integers(0, 1 << 40),
     st.integers(0, 1 << 40), st.integers(1, 10**9),
 )  # fmt: skip
 def test_any_times_give_a_number_in_its_bounds(
-    presented: int, committed: int, seq: int, later: int, refresh: int
+    presented: int, waited: int, seq: int, later: int, refresh: int
 ) -> None:
     before = Frame(0, 10**9, refresh, seq)
-    after = Frame(committed, 10**9 + presented, refresh, later)
+    after = Frame(0, 10**9 + presented, refresh, later, waited)
     assert 0 <= missed_refreshes(before, after, refresh) <= MOST_MISSED
