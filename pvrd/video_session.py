@@ -418,8 +418,9 @@ class VideoSession(Session):
             wanted |= {self._gpu, self._less} if self._line.timed else {self._gpu}
         if not here or there or gpu.state == "restarting":
             wanted.add(self._home)
-        elif self._home.wanted and not self._gpu.ready:
-            wanted.add(self._home)  # until the GPU has it
+        elif self._home.wanted:  # until the GPU has it, and the ladder climbed there
+            climbs = self._line.timed and self._ladder.levels[self._ladder.at].device == "cpu"
+            wanted |= {self._home} if climbs or not self._gpu.ready else set()
         return {seat for seat in wanted if seat in self._all and not seat.failed}
 
     def _steer(self) -> None:

@@ -254,6 +254,7 @@ class Fake:
         ring[base + layout["out"]["planes"][0]["offset"]] = source ^ 0xFF
         fallback = 1 if source == 68 else 0
         self.send(t="frame.done", session=m["session"], seq=m["seq"], slot=m["slot"],
+                  level=m["level"],
                   status=fallback, ms=1.5, tiles=4, tiles_fallback=fallback,
                   times={"compute": 1.25, "queue": 0.5, "nonsense": "x"})  # fmt: skip
 

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import select
+import signal
 import socket
 import struct
 import time
@@ -194,6 +195,102 @@ def test_late_frame_is_dropped(start: Any, callers: Any) -> None:
     assert [(m.type, m.seq, m.slot) for m in got] == [(DONE, 0, 0), (DROP, 1, 1), (DONE, 2, 2)]
     video.submit(3, slot=1)
     assert video.read().type == DONE
+    video.close()
+
+
+def soon(seconds: float = 0.4) -> int:
+    return time.monotonic_ns() + int(1e9 * seconds)
+
+
+def one(video: Video, seq: int, seconds: float = 0.4) -> SlotMessage:
+    """The answer to a frame with a deadline."""
+    video.submit(seq, deadline=soon(seconds))
+    message = video.read()
+    assert message.seq == seq
+    return message
+
+
+def pids(caller: Any) -> list[int]:
+    return [device["pid"] for device in caller.get("Devices")]
+
+
+def test_nobody_answers_and_no_frame_is_lost(start: Any, callers: Any) -> None:
+    start({"sensors.system": False, "deadlines.slice_s": 60.0})
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller, slots=8)
+    seq = 0
+    while one(video, seq).device != 1:
+        seq += 1
+    gpu, cpu = stopped = pids(caller)
+    try:
+        os.kill(gpu, signal.SIGSTOP)
+        got = [one(video, seq + n + 1) for n in range(8)]
+        assert {m.type for m in got} == {DONE}
+        # The GPU's frame was interpolated; it is not asked again before it answers.
+        assert {m.device for m in got} == {2}
+        assert got[0].deadline == len(caller.get("Levels", video.path, VIDEO)) - 1
+        assert caller.get("LevelReason", video.path, VIDEO)
+        os.kill(cpu, signal.SIGSTOP)
+        assert one(video, seq + 9).type == DROP
+        assert one(video, seq + 10).type == DROP
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    seq += 11
+    # It climbs, level by level, to the first one.
+    while (message := one(video, seq)).device != 1 or message.deadline:
+        seq += 1
+    assert caller.get("Restarts", video.path, VIDEO) == 0
+    assert caller.get("Dropped", video.path, VIDEO) >= 2
+    assert (caller.get("Level", video.path, VIDEO), caller.get("Device", video.path, VIDEO)) == (
+        0, "gpu",
+    )  # fmt: skip
+    video.close()
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_hold_is_obeyed_and_its_end_too(start: Any, callers: Any, timed: bool) -> None:
+    start({"sensors.system": False})
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller, slots=8)
+
+    def play(device: int, seq: int) -> int:
+        """Frames until one comes from a device; each is done."""
+        while True:
+            video.submit(seq, deadline=soon(5.0) if timed else 0)
+            message = video.read()
+            assert (message.type, message.seq) == (DONE, seq)
+            seq += 1
+            if message.device == device and not (device == 1 and message.deadline):
+                return seq
+
+    seq = play(1, 0)
+    reply = caller.call("Hold", "sa{sv}", ["a game", {}])
+    hold = reply.fds.take(reply.body[0])
+    seq = play(2, seq)
+    assert "a game" in caller.get("LevelReason", video.path, VIDEO)
+    assert caller.get("Device", video.path, VIDEO) == "cpu"
+    os.close(hold)
+    play(1, seq)
+    assert caller.get("LevelReason", video.path, VIDEO) == ""
+    assert caller.get("Restarts", video.path, VIDEO) == 0
+    video.close()
+
+
+def test_a_paused_session(start: Any, callers: Any) -> None:
+    start({"sensors.system": False})
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller)
+    assert one(video, 0, 60.0).type == DONE
+    caller.call("Pause", "b", [True], path=video.path, interface=VIDEO)
+    assert caller.get("Paused", video.path, VIDEO)
+    assert one(video, 1, 60.0).type == DROP
+    video.submit(2)
+    caller.call("Pause", "b", [False], path=video.path, interface=VIDEO)
+    assert (video.read().type, caller.get("Paused", video.path, VIDEO)) == (DONE, False)
     video.close()
 
 
