@@ -487,8 +487,9 @@ class Worker:
 
     def _on_canary(self, message: Mapping[str, Any]) -> None:
         values = {key: message.get(key) for key in ("ratio", "busy", "slices")}
-        if all(isinstance(v, (int, float)) and 0 <= v < 1e9 for v in values.values()):
-            self.canary = {key: float(value) for key, value in values.items() if value is not None}
+        known = {key: value for key, value in values.items() if value is not None}
+        if all(isinstance(v, (int, float)) and 0 <= v < 1e9 for v in known.values()):
+            self.canary = {key: float(value) for key, value in known.items()}
             self._canary_at = time.monotonic()
             if self.on_canary is not None:
                 self.on_canary()
@@ -496,7 +497,7 @@ class Worker:
     def canary_ratio(self, now: float) -> float | None:
         """A slice's time beside what it takes alone, if slices ran lately (time.monotonic())."""
         fresh = self.canary and now - self._canary_at <= CANARY_S
-        return self.canary["ratio"] if fresh and self.canary["slices"] > 0 else None
+        return self.canary.get("ratio") if fresh and self.canary.get("slices") else None
 
     def _on_loading(self, message: Mapping[str, Any]) -> None:
         loading = self.models.get(str(message.get("model")))
