@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # An agent that waited so long for a processor (as a share of a refresh) may have been too late for
 # the next one: whose fault a miss is then, nobody can tell.
@@ -35,6 +35,17 @@ class Figures:
     missed_per_s: float | None  # refreshes that went by while a frame was ready
     latency_ms: float | None  # median from commit to presentation
     refresh_hz: float | None
+    seconds: float = 0.0  # from the first presentation to the last
+
+
+def together(before: Figures | None, now: Figures) -> Figures:
+    """The figures of `now`, its missed refreshes over both: one of a short burst alone would be
+    several a second.
+    """
+    if before is None or before.missed is None or now.missed is None or now.refresh_hz is None:
+        return now
+    missed, seconds = before.missed + now.missed, before.seconds + now.seconds
+    return replace(now, missed_per_s=min(missed / seconds, now.refresh_hz))
 
 
 def figures(burst: Sequence[Frame]) -> Figures:
@@ -54,7 +65,7 @@ def figures(burst: Sequence[Frame]) -> Figures:
     pairs = zip(burst, frames, strict=False)
     missed = sum(missed_refreshes(before, after, refresh) for before, after in pairs)
     hertz = 1e9 / refresh
-    return Figures(len(frames), missed, min(missed / seconds, hertz), latency, hertz)
+    return Figures(len(frames), missed, min(missed / seconds, hertz), latency, hertz, seconds)
 
 
 def missed_refreshes(before: Frame, after: Frame, refresh: float) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 
-from pvrd.agent.measure import Figures, Frame, figures
+from pvrd.agent.measure import Figures, Frame, figures, together
 from pvrd.agent.surface import Stuck, Surface, Unknown
 
-FRAMES = 13  # of a burst; one fewer is measured
+FRAMES = 25  # of a burst; one fewer is measured
 FRAME_S = 1.0  # a compositor that needs longer for one is said to be stuck
 STUCK = "the compositor answers nothing at present"
 
@@ -19,15 +19,17 @@ class Meter:
     def __init__(self, window: bool) -> None:
         self._window = window
         self._surface: Surface | None = None
+        self._last: Figures | None = None
 
     def close(self) -> None:
         """Takes the surface away; the next burst makes a new one."""
+        self._last = None
         if self._surface is not None:
             self._surface.close()
             self._surface = None
 
     async def burst(self) -> Figures:
-        """Some frames in a row.
+        """Some frames in a row; missed refreshes are those of the last two bursts.
 
         Raises:
             Unknown, Stuck: as Surface; the surface is gone then.
@@ -48,4 +50,5 @@ class Meter:
         if found.latency_ms is None:
             self.close()
             raise Unknown("the compositor discards the frames: it does not show the surface")
-        return found
+        before, self._last = self._last, found
+        return together(before, found)

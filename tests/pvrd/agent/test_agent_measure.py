@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pvrd.agent.measure import MOST_MISSED, Frame, figures, missed_refreshes
+from pvrd.agent.measure import MOST_MISSED, Frame, figures, missed_refreshes, together
 
 HZ60 = 16_666_667
 
@@ -70,6 +70,16 @@ def test_a_suspended_machine_is_no_endless_load() -> None:
     assert found.missed_per_s is not None
     assert found.refresh_hz is not None
     assert found.missed_per_s <= found.refresh_hz
+
+
+def test_one_miss_counts_over_two_bursts() -> None:
+    calm, one = figures(frames(*[1] * 24)), figures(frames(*[1] * 22, 2))
+    assert together(None, one).missed_per_s == pytest.approx(60 / 24)
+    assert together(calm, one).missed_per_s == pytest.approx(60 / 48)
+    assert together(one, calm).missed_per_s == pytest.approx(60 / 48)
+    unknown = figures([Frame(0, 5, 0, 0), Frame(6, 9, 0, 0)])
+    assert together(one, unknown) == unknown
+    assert together(unknown, one) == one
 
 
 @given(
