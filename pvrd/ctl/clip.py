@@ -59,6 +59,7 @@ def enlarge_clip(
         "model": args.model,
         "device": args.device,
         "priority": args.priority,
+        "share": args.share,
         "tile": args.tile,
         "overlap": args.overlap,
     }

@@ -137,6 +137,9 @@ def job_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--priority", type=at_least(0), metavar="0-15", help="above 11 asks for authorisation (5)"
     )
+    parser.add_argument(
+        "--share", type=at_least(0), metavar="0-100", help="percent of the device, guaranteed (0)"
+    )
 
 
 def wait_ready(session: Session, args: argparse.Namespace) -> None:

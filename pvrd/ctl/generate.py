@@ -154,6 +154,7 @@ def session_settings(args: argparse.Namespace) -> dict[str, Any]:
         "device": args.device,
         "context": args.context,
         "priority": args.priority,
+        "share": args.share,
     }
     return {key: value for key, value in pairs.items() if value is not None}
 

@@ -61,6 +61,7 @@ def wishes(args: argparse.Namespace, wanted: str) -> dict[str, Any]:
         "format": wanted,
         "device": args.device,
         "priority": args.priority,
+        "share": args.share,
     }
 
 

@@ -12,7 +12,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.backends.base import NOTHING, Array, Backend, Executable, Lent, RunStats, WeightSet
+from engine.backends.base import (
+    NOTHING,
+    Array,
+    Backend,
+    Executable,
+    Into,
+    Lent,
+    RunStats,
+    WeightSet,
+)
 from engine.program import Program
 from pvrd.workers.canary import Canary
 
@@ -145,7 +154,7 @@ class MeteredExecutable:
     def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
         began = time.perf_counter()
         self._inner.write(buffer, data, offset)
-        if buffer == "params" and not offset and not isinstance(data, bytes):
+        if buffer == "params" and not offset and not isinstance(data, bytes) and data.nbytes >= 8:
             words = data.reshape(-1).view("<u4")
             self._size = int(words[0]), int(words[1]).bit_length()
         self._meter.upload += time.perf_counter() - began
@@ -162,7 +171,7 @@ class MeteredExecutable:
         self._meter.download += time.perf_counter() - began
         return found
 
-    def fetch(self, into: Mapping[str, Array]) -> None:
+    def fetch(self, into: Into) -> None:
         began = time.perf_counter()
         self._inner.fetch(into)
         self._meter.download += time.perf_counter() - began

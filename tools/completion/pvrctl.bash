@@ -7,7 +7,7 @@ _pvrctl_models() {
 
 _pvrctl() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command='' action='' i buses=()
-    local jobs='--device --model --priority'
+    local jobs='--device --model --priority --share'
     local text="$jobs -n --max-tokens --temp --top-k --top-p --min-p --repeat-penalty --frequency-penalty --presence-penalty --dry --mirostat --logit-bias --seed --stop --system --context"
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
