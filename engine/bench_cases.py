@@ -84,6 +84,7 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "route": _route,
         "experts": _experts,
         "topk": _topk,
+        "best": _topk,
         "advance": _advance,
         "luma_in": _luma_in,
         "conv3x3": _conv3x3,
@@ -309,10 +310,11 @@ def _experts(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
 
 
 def _topk(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
-    record, blocks = 4 * 130, ceil_div(VOCAB, 1024)
-    sizes = {"logits": 4 * VOCAB, "part": record * blocks, "out": record}
-    data: dict[str, Array] = {"logits": _FLOATS, "part": np.arange(130, dtype=np.float32)}
-    for stage, moved in enumerate((4 * VOCAB + record * blocks, record * (blocks + 1))):
+    words, blocks = 130 if op == "topk" else 4, ceil_div(VOCAB, 1024)
+    record, out = 4 * words, 4 * 130
+    sizes = {"logits": 4 * VOCAB, "part": record * blocks, "out": out}
+    data: dict[str, Array] = {"logits": _FLOATS, "part": np.arange(words, dtype=np.float32)}
+    for stage, moved in enumerate((4 * VOCAB + record * blocks, record * blocks + out)):
         push = {"v": VOCAB, "stage": stage}
         shape, count = f"{VOCAB} stage {stage}", moved // 4 * 3
         yield Case(op, v, shown, shape, push, _text(1), 1, sizes, moved, count, data)

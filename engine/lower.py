@@ -4,9 +4,9 @@
 Buffers of a text program: `params`, `ids` (input, u32 for each token of a chunk), scratch for x, h,
 qkv, a, gate_up, f and more, `logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk`
 (output) and one buffer for each weight. Sequences: `decode` (one token), `prefill` (up to `chunk`
-tokens), `head` (the last row's norm, logits and topk) and, where there is a kernel for it,
-`advance` (behind `decode` and `head`: the likeliest id is the next one, its record is kept in
-`records`).
+tokens), `head` (the last row's norm, logits and topk), `likeliest` (head with the best of topk
+alone) and, where there is a kernel for it, `advance` (behind `decode` and one of both: the
+likeliest id is the next one, its record is kept in `records`).
 Scratch is not shared by lifetime: one buffer, one purpose.
 """
 
@@ -28,6 +28,7 @@ from kernels import op as contract_of
 from kernels import weights as packing
 from kernels.advance import op as advance
 from kernels.attention_step import op as attention_step
+from kernels.best.op import part_nbytes as best_part_nbytes
 from kernels.contract import FORMATS, PARAM_WORDS, Contract, Variant
 from kernels.swiglu.op import ACTS
 from kernels.topk.op import RECORD_WORDS, part_nbytes
@@ -533,6 +534,7 @@ class Lowering:
         v = node.int("v")
         part = Binding(self._buffer("part", part_nbytes(v), "scratch"))
         out = self._out(node, self._buffer("topk", RECORD_WORDS * 4, "output"))
+        self._likeliest(self._in(node), out, v)
         for stage in (0, 1):
             self._call("topk", [self._in(node), part, out], None, "", {"v": v, "stage": stage})
         records = Binding(self._buffer("records", 4 * advance.STRIDE * advance.MOST, "output"))
@@ -540,3 +542,15 @@ class Lowering:
         with suppress(NoKernel):  # then each token is a slice
             bindings = [out, params, Binding("ids"), records]
             self._add("advance", bindings, None, {}, "advance", 1)
+
+    def _likeliest(self, logits: Binding, out: Binding, v: int) -> None:
+        """The head again, for whoever wants the likeliest token alone."""
+        part = Binding(self._buffer("best_part", best_part_nbytes(v), "scratch"))
+        try:
+            for stage in (0, 1):
+                push: dict[str, float] = {"v": v, "stage": stage}
+                self._add("best", [logits, part, out], None, push, "likeliest", 1)
+        except NoKernel:
+            self._calls.pop("likeliest", None)
+            return
+        self._calls["likeliest"][:0] = self._calls["head"]

@@ -94,6 +94,9 @@ class _Batch(Lowering):
     def _alone(self, node: Node) -> bool:
         return False
 
+    def _likeliest(self, logits: Binding, out: Binding, v: int) -> None:
+        pass  # of no lane
+
     def _linear(self, node: Node) -> None:
         n = node.int("n")
         self._ldy = _padded(n) if self._in_head else n

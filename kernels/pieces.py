@@ -400,6 +400,7 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "route": _route,
     "experts": _experts,
     "topk": _topk,
+    "best": _topk,
     "advance": _advance,
     "rope_kv": _rope_kv,
     "attention_decode": _attention,

@@ -139,6 +139,11 @@ def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
         first = Sample("topk", variant, {"v": v, "stage": 0}, arrays, (1, 0, 0), 1)
         yield first
         yield Sample("topk", variant, {"v": v, "stage": 1}, reference(first), (1, 0, 0), 1)
+    arrays = {"logits": 8 * _normal(rng, v), "part": np.zeros(2 * 4, np.uint32), "out": out}
+    for variant in ("base", "wide"):
+        first = Sample("best", variant, {"v": v, "stage": 0}, arrays, (1, 0, 0), 1)
+        yield first
+        yield Sample("best", variant, {"v": v, "stage": 1}, reference(first), (1, 0, 0), 1)
     words = np.arange(16, dtype=np.uint32)
     words[advance.STEP] = 1
     arrays = {"record": rng.integers(0, 99, RECORD_WORDS, np.uint32), "next": words}

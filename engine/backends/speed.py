@@ -27,6 +27,7 @@ from engine.backends.base import NOTHING, Backend, DeviceInfo, Executable, Lent
 from engine.errors import InvalidArgument, OutOfMemory
 from engine.program import Binding, Buffer, Call, Program
 from kernels import kv, weights
+from kernels.best.op import part_nbytes as best_part_nbytes
 from kernels.contract import N_TOKENS, PARAM_WORDS, ceil_div
 from kernels.conv2d import op as conv2d
 from kernels.maps import Geometry
@@ -38,7 +39,7 @@ TURNS = 5  # of all variants, of which the least time counts
 GAIN = 0.95  # of the baseline's time, at most: less is noise
 _FEW, _MOST_CALLS = 4, 256  # calls of a chain
 _CHAIN_S = 1e-3  # that a chain takes: a submission's own time is a few microseconds
-_STEADY_S, _WARM_S = 0.03, 0.3  # without a gain, until a device counts as warm, and at most
+_STEADY_S, _WARM_S = 0.25, 1.0  # without a gain, until a device counts as warm, and at most
 _SLOW = 2.0  # times the best: what is worse need not be timed again
 _MOST_BYTES = 64 << 20  # of a matrix that is made for this
 _SPREAD = 128 << 20  # bytes of matrices that calls take in turn: more than caches hold
@@ -96,9 +97,10 @@ def trial(op: str, push: Mapping[str, Any], most_bytes: int) -> Trial | None:
         k = _class(push["k"])
         given = {"k": k, "eps": 1e-5, "last": 1, "add": 0}
         return Trial(f"{op} {k}", op, given, {"x": 4 * k, "w": 4 * k, "y": 4 * k}, (1, 0, 0))
-    if op == "topk":
+    if op in ("topk", "best"):
         v, stage = _class(push["v"]), push["stage"]
-        sizes = {"logits": 4 * v, "part": part_nbytes(v), "out": 4 * RECORD_WORDS}
+        part = (part_nbytes if op == "topk" else best_part_nbytes)(v)
+        sizes = {"logits": 4 * v, "part": part, "out": 4 * RECORD_WORDS}
         return Trial(f"{op} {v} stage {stage}", op, {"v": v, "stage": stage}, sizes, (1, 0, 0))
     if op in ("attention_decode", "attention_step", "attention_prefill"):
         return _attention(op, push, most_bytes)

@@ -281,7 +281,8 @@ class Generation:
         """A slice of several tokens. Those behind the end of the answer are nothing."""
         events: list[Event] = []
         began = time.perf_counter()
-        for record in self._state.run_ahead(self._ids[-1], steps):
+        others = bool(self.settings.logprobs or self.settings.top5)
+        for record in self._state.run_ahead(self._ids[-1], steps, others):
             events.append(self._draw(record, self._state.logits))
             if self._reason is not None:
                 break

@@ -51,6 +51,7 @@ class State:
         self._params = np.zeros(16, np.uint32)
         # Most tokens of `run_ahead`.
         self.ahead = model.ahead if "advance" in program.sequences else 1
+        self._likeliest = "likeliest" if "likeliest" in program.sequences else "head"
 
     @property
     def piece(self) -> int:
@@ -93,9 +94,10 @@ class State:
             self.model.fit.took(len(ids), time.perf_counter() - began)
         self.tokens.extend(ids)
 
-    def run_ahead(self, token: int, steps: int) -> list[npt.NDArray[np.uint8]]:
+    def run_ahead(self, token: int, steps: int, others: bool = True) -> list[npt.NDArray[np.uint8]]:
         """One slice of 1 to `ahead` tokens: feeds `token`, then each time the likeliest that
-        follows. The record of `topk` after each; all tokens that were fed are in the cache then,
+        follows. The record of `topk` after each, without `others` but the likeliest where that is
+        quicker; all tokens that were fed are in the cache then,
         as if `run` had been given them one by one.
 
         Raises:
@@ -109,9 +111,10 @@ class State:
         self._params[:4] = 1, pos, 0, 0
         self.executable.write("params", self._params)
         self.executable.write("ids", np.asarray([token], np.uint32))
-        self.executable.run(*("decode", "head", "advance") * steps)
-        at = range(0, 4 * STRIDE * steps, 4 * STRIDE)
-        records = [self.executable.read("records", RECORD_BYTES, i) for i in at]
+        head = "head" if others else self._likeliest
+        self.executable.run(*("decode", head, "advance") * steps)
+        every = self.executable.read("records", 4 * STRIDE * steps)
+        records = [every[4 * STRIDE * i :][:RECORD_BYTES] for i in range(steps)]
         self.tokens.append(token)
         self.tokens += [int(record[:4].view(np.uint32)[0]) for record in records[:-1]]
         return records

@@ -3,7 +3,7 @@
 
 #include "pvr.h"
 
-enum { STEP = 3, RECORD_WORDS = 130, STRIDE = 192, MOST = 8 };
+enum { STEP = 3, RECORD_WORDS = 130, STRIDE = 192, MOST = 16 };
 
 PVR_OP(advance) {
     if (team->tid)

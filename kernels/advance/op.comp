@@ -9,7 +9,7 @@ layout(std430, set = 0, binding = 2) buffer Next { uint next[]; };
 layout(std430, set = 0, binding = 3) writeonly buffer Ids { uint ids[]; };
 layout(std430, set = 0, binding = 4) writeonly buffer Records { uint records[]; };
 
-const uint POS0 = 1u, STEP = 3u, RECORD_WORDS = 130u, STRIDE = 192u, MOST = 8u;
+const uint POS0 = 1u, STEP = 3u, RECORD_WORDS = 130u, STRIDE = 192u, MOST = 16u;
 
 void main() {
     uint lane = gl_LocalInvocationID.x, step = next[STEP];

@@ -18,7 +18,7 @@ from kernels.topk.op import RECORD_WORDS
 
 STEP = 3  # the parameter word
 STRIDE = 192  # words from one record to the next
-MOST = 8
+MOST = 16
 
 
 def groups(push: Push, variant: Variant) -> Groups:

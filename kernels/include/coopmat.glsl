@@ -23,6 +23,9 @@
     coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
 #define coopmat_load_b_rows(m, from, at, stride) \
     coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+#define coopmat_load_sum(m, from, at, stride) \
+    coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+#define coopmat_add(a, sum) sum = sum + a
 #define coopmat_multiply(a, b, sum) sum = coopMatMulAdd(a, b, sum)
 #define coopmat_store(m, to, at, stride) \
     coopMatStore(m, to, at, stride, gl_CooperativeMatrixLayoutRowMajor)

@@ -202,10 +202,15 @@ void main() {
     row += row0;
     token += token0;
     bool whole = row0 + ROWS <= push.n && token0 + TOKENS <= pvr_n_tokens();
-    if (whole && push.accumulate == 0u) {  // straight to where it belongs
-#define PUT(i, j)                                                                         \
-    coopmat_store(sum##i##j, y, (token + 16u * uint(i)) * push.ldy + push.y0 + row +      \
-                                    16u * uint(j), push.ldy);
+    if (whole) {  // straight to where it belongs
+        COOPMAT_SUM before;
+#define PLACE(i, j) (token + 16u * uint(i)) * push.ldy + push.y0 + row + 16u * uint(j)
+#define PUT(i, j)                                               \
+    if (push.accumulate != 0u) {                                \
+        coopmat_load_sum(before, y, PLACE(i, j), push.ldy);     \
+        coopmat_add(before, sum##i##j);                         \
+    }                                                           \
+    coopmat_store(sum##i##j, y, PLACE(i, j), push.ldy);
 #define PUT_ROWS(j) FOR_TOKENS_OF(PUT, j)
         FOR_ROWS(PUT_ROWS)
         return;

@@ -98,15 +98,9 @@ uint tile_of(uint tile, uint pass) { return tile; }
 
 shared vec4 parts[PVR_WG_X * SIDES];  // sums of four rows each, the quads of rows in turn
 
-// Writes an element of y from `count` parts from `from` on.
-void finish_row(uint row, uint lane, uint from, uint count, uint pass) {
-    float total = 0.0;
-    for (uint i = lane >> 2; i < count; i += 4u)
-        total += parts[from + i][lane & 3u];
+// Writes an element of y. `sum`: of the squares, where there is a norm.
+void finish_total(uint row, float total, float sum, uint pass) {
 #if defined(MATVEC_NORM)
-    float sum = 0.0;
-    for (uint i = lane >> 2; i < count; i += 4u)
-        sum += squared[from + i];
     total *= norm_factor(sum);
 #endif
 #if defined(MATVEC_GATED)
@@ -118,6 +112,18 @@ void finish_row(uint row, uint lane, uint from, uint count, uint pass) {
 #endif
     uint yi = push.y0 + row;
     y[yi] = push.accumulate != 0u ? y[yi] + total : total;
+}
+
+// Writes an element of y from `count` parts from `from` on.
+void finish_row(uint row, uint lane, uint from, uint count, uint pass) {
+    float total = 0.0, sum = 0.0;
+    for (uint i = lane >> 2; i < count; i += 4u)
+        total += parts[from + i][lane & 3u];
+#if defined(MATVEC_NORM)
+    for (uint i = lane >> 2; i < count; i += 4u)
+        sum += squared[from + i];
+#endif
+    finish_total(row, total, sum, pass);
 }
 
 #if defined(WIDE)
@@ -138,6 +144,21 @@ void finish(vec4 sum, uint lane, uint tile, uint pass, uint from) {
     uint size = gl_SubgroupSize;
     for (uint step = 4u; step < size; step <<= 1)
         sum += subgroupShuffleXor(sum, step);
+#if defined(DIRECT)
+    if (gl_NumSubgroups == 1u) {  // nobody to wait for
+        float squares_of_all = 0.0;
+#if defined(MATVEC_NORM)
+        squares_of_all = squares;
+        for (uint step = 1u; step < size; step <<= 1)
+            squares_of_all += subgroupShuffleXor(squares_of_all, step);
+#endif
+        vec4 quad = subgroupShuffle(sum, (lane >> 2) & 3u);
+        uint own_row = tile * 16u + lane;
+        if (lane < 16u && own_row < push.n)
+            finish_total(own_row, quad[lane & 3u], squares_of_all, pass);
+        return;
+    }
+#endif
     uint each = min(size, 4u), part = gl_SubgroupInvocationID;
     if (part < each)
         parts[from + gl_SubgroupID * each + part] = sum;
@@ -181,7 +202,7 @@ void finish(vec4 sum, uint lane, uint tile, uint pass, uint from) {
 #include "packed.glsl"
 
 #if defined(DIRECT)
-const uint CHUNK = 512u;
+const uint CHUNK = DIRECT_CHUNK;
 #else
 const uint CHUNK = 256u;  // blocks of x in shared memory
 #endif

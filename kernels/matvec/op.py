@@ -32,8 +32,12 @@ _SHUFFLES = frozenset({"subgroup_basic", "subgroup_shuffle"})
 _SUMS = 256 * 16  # bytes of shared memory
 _CHUNK = 256  # blocks of x in shared memory
 # matvec_direct.glsl: invocations and blocks asked for early, by format; blocks of x.
-_DIRECT = {"q4": ((256, 2), (128, 3)), "q8": ((256, 2), (128, 2))}
-_DIRECT_CHUNK = 512
+_DIRECT = {
+    "q4": ((256, 2, 512), (128, 3, 512), (64, 3, 256), (32, 3, 128)),
+    "q8": ((256, 2, 512), (128, 2, 512), (64, 2, 256), (32, 2, 128)),
+}
+# Invocations of them that a large GPU runs at the same time.
+_DIRECT_MOST = 65536
 # Workgroups that a large GPU runs at the same time; what is more may share rounded activations.
 _ENOUGH, _MOST_TILES = 640, 4
 
@@ -58,9 +62,10 @@ def variants(more: int = 0) -> tuple[Variant, ...]:
     return tuple(out)
 
 
-def _direct(fmt: str, invocations: int, ahead: int, more: int) -> Variant:
+def _direct(fmt: str, invocations: int, ahead: int, chunk: int, more: int) -> Variant:
     defines = {f"FMT_{fmt.upper()}": "1", "PACKED_INT8": "1", "DIRECT": f"{ahead}u"}
-    shared = 2 * (16 + more) * invocations + 40 * _DIRECT_CHUNK
+    defines["DIRECT_CHUNK"] = f"{chunk}u"
+    shared = 2 * (16 + more) * invocations + 40 * chunk
     needs = _SHUFFLES | {"int_dot"}
     name = f"{fmt}_direct_{invocations}"
     return Variant(name, (invocations, 1, 1), defines, needs, shared, baseline=False)
@@ -68,7 +73,10 @@ def _direct(fmt: str, invocations: int, ahead: int, more: int) -> Variant:
 
 def groups(push: Push, variant: Variant) -> Groups:
     count = ceil_div(push["n"], weights.ROWS)
-    if variant.rounds and count > _ENOUGH:  # several tiles a workgroup
+    if "DIRECT" in variant.defines:
+        most = _DIRECT_MOST // variant.workgroup[0]
+        count = ceil_div(count, ceil_div(count, most))
+    elif variant.rounds and count > _ENOUGH:  # several tiles a workgroup
         count = ceil_div(count, min(count // _ENOUGH, _MOST_TILES))
     return (*spread(count, most_groups(push)[0]), 1)
 

@@ -17,19 +17,7 @@ layout(std430, set = 0, binding = 3) writeonly buffer Out { uint result[]; };
 
 const uint TOP = 64u, BLOCK = 1024u, RECORD = 130u, NONE = 0xffffffffu, LEAST = 0xff800000u;
 
-// Unsigned keys in the order of the floats: 0 nothing, 1 NaN, then -inf to +inf with one zero.
-uint key_of(uint bits) {
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return 1u;
-    if (bits == 0x80000000u)
-        bits = 0u;
-    return (bits >> 31) != 0u ? ~bits : bits | 0x80000000u;
-}
-
-float value_of(uint key) { return uintBitsToFloat((key >> 31) != 0u ? key & 0x7fffffffu : ~key); }
-
-// exp(x - top) that is 1 at x = top even where both are infinite.
-float weight_of(float x, float top) { return x == top ? 1.0 : exp(x - top); }
+#include "topk_keys.glsl"
 
 #if defined(WIDE)
 #include "topk_broad.glsl"

@@ -59,6 +59,12 @@ float element(uvec4 v, uint i) { return float(unpackFloat2x16(v[i >> 1 & 3u])[i 
     for (uint e_ = 0u; e_ < END(8u); e_++) \\
         for (uint k_ = 0u; k_ < 16u; k_++) \\
             sum.v[e_] += a.v[e_ * 16u + k_] * b.v[k_]
+#define coopmat_load_sum(m, from, at, stride) \\
+    for (uint e_ = 0u; e_ < 8u; e_++) \\
+        m.v[e_] = from[(at) + own_row(e_) * (stride) + own_column()]
+#define coopmat_add(a, sum) \\
+    for (uint e_ = 0u; e_ < 8u; e_++) \\
+        sum.v[e_] += a.v[e_]
 #define coopmat_store(m, to, at, stride) \\
     for (uint e_ = 0u; e_ < 8u; e_++) \\
         to[(at) + own_row(e_) * (stride) + own_column()] = m.v[e_]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kernels.best.op import part_nbytes as best_part_nbytes
 from kernels.swiglu.op import ACTS
 from kernels.topk.op import RECORD_WORDS, TOP, part_nbytes
 from tests.kernels.harness import Runner
@@ -138,3 +139,25 @@ def test_topk_never_takes_nan_before_a_number(runner: Runner) -> None:
     ids, values, (top, lse) = top64(runner, np.full(1100, np.nan, np.float32))
     np.testing.assert_array_equal(ids, np.arange(TOP))
     assert (top, lse) == (-np.inf, -np.inf)
+
+
+@pytest.mark.parametrize("v", [1, 65, 1024, 5000, 128_256])
+def test_best_is_the_first_of_topk(runner: Runner, v: int) -> None:
+    rng = np.random.default_rng(v)
+    odd = np.full(v, np.nan, np.float32)
+    odd[::7] = -np.inf
+    equal = np.zeros(v, np.float32)
+    nothing = np.full(v, -np.nan, np.float32)
+    for logits in (rng.normal(size=v).astype(np.float32) * 5, odd, equal, nothing):
+        ids, values, sums = top64(runner, logits)
+        for variant in runner.variants("best", "base"):
+            part = np.zeros(best_part_nbytes(v) // 4, np.uint32)
+            arrays = {"logits": logits, "part": part, "out": np.zeros(RECORD_WORDS, np.uint32)}
+            for stage in (0, 1):
+                arrays |= runner.run("best", variant, {"v": v, "stage": stage}, arrays)
+            out = arrays["out"]
+            assert out[0] == ids[0]
+            np.testing.assert_array_equal(out[1:2].view(np.float32), values[:1])
+            np.testing.assert_array_equal(out[2 : 2 * TOP : 2], 0xFFFFFFFF)
+            np.testing.assert_array_equal(out[3 : 2 * TOP : 2].view(np.float32), -np.inf)
+            np.testing.assert_allclose(out[2 * TOP :].view(np.float32), sums, rtol=1e-5)

@@ -35,6 +35,7 @@ SHAPES: dict[str, dict[str, float]] = {
         "fmt": FORMATS["q8"], "n": 50, "k": 96, "accumulate": 1, "y0": 3, "ldy": 60, "tokens": 9,
     },
     "topk": {"v": 3000, "stage": 0},
+    "best": {"v": 3000, "stage": 1},
     "attention_decode": {
         "fmt": FORMATS["q8"], "heads": 4, "kv_heads": 2, "dim": 32, "ctx": 40, "scale": 0.1,
         "window": 9, "softcap": 0.0,
