@@ -17,6 +17,7 @@ from PIL import Image
 from engine.backends.base import Backend
 from engine.backends.crosscheck import CheckedBackend
 from engine.errors import BadModel, PvrError, UnsupportedModel
+from engine.pace import LIMIT
 from engine.pvrm import Pvrm
 from engine.video import convnet, frames, kinds
 from engine.video.convnet import ConvModel
@@ -345,6 +346,27 @@ def test_frames_that_are_given_up(cpu_backend: Backend) -> None:
     pipeline.begin(src, dst)
     assert (pipeline.tiles, pipeline.rows_done) == (0, 0)
     pipeline.close()
+    model.close()
+
+
+def test_short_slices_take_part_by_part(
+    cpu_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = load(cpu_backend, file(3))
+    fmt = FrameFormat(64, 64)
+    src = scene(fmt)
+    whole = run(ConvPipeline(cpu_backend, model, fmt), src)
+    monkeypatch.setattr(LIMIT, "slice_s", 1e-9)
+    pipeline = ConvPipeline(cpu_backend, model, fmt)
+    dst = frames.empty(pipeline.out_format)
+    pipeline.begin(src, dst)
+    steps = 1
+    while not pipeline.step():
+        steps += 1
+    assert steps == pipeline.slices
+    pipeline.close()
+    again = run(ConvPipeline(cpu_backend, model, fmt), src)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, again, strict=True))
     model.close()
 
 
