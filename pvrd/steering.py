@@ -135,7 +135,7 @@ class Steering:
                 if event.action == "remove"
                 else f"the kernel says that the GPU hung{way}"
             )
-            gpu.rest(self._wedged, kill=True)
+            gpu.rest(self._wedged, kill=True, blame=event.action == "wedged")
             self.decide()
             if event.action == "wedged" and not event.recovery:
                 self._wedged = ""  # its driver has reset it by itself: tried again in a while

@@ -29,6 +29,7 @@ QUIET_PINGS = 10  # a worker with nothing to do is asked so many times more rare
 CANARY_S = 3.0  # how long its word counts
 HEALTHY_S = 60.0  # a worker that lived so long starts the back-off from the beginning
 BUSY_RETRY_S = 60.0
+TRYING_S = 5.0  # the same while its driver has a kernel that is being tried: let it get that over
 ENDING_S = 1.0  # a worker that closed its socket is killed when it is not gone by then
 OFF = "the configuration turns it off (gpu.enabled)"
 BY_OTHERS = ("it was killed by signal 9", "it was killed by signal 15")  # says nothing of a kernel
@@ -97,6 +98,7 @@ class Worker:
         self.canary: dict[str, float] = {}  # its last word: ratio, busy, slices
         self._canary_at = 0.0
         self.used_at = 0.0  # when it last had something to do
+        self._blamed = ""  # what its end on purpose says of the kernel that it tried
         self._resting = ""  # why pvrd ended it on purpose; "" when it is to live
         self._stir = asyncio.Event()  # the watch has to look anew
         self._restart = asyncio.Event()
@@ -118,7 +120,7 @@ class Worker:
         self._teardown("pvrd ends", kill=False)
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._process.ended), 1.0)
+                await asyncio.wait_for(asyncio.shield(self._process.ended), self._patience())
             self._process.kill()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.ended), 1.0)
@@ -134,11 +136,16 @@ class Worker:
         if not self.enabled:
             self._set("disabled", OFF)
 
-    def rest(self, reason: str, kill: bool = False) -> None:
+    def rest(self, reason: str, kill: bool = False, blame: bool = False) -> None:
         """Ends the worker on purpose and gives its memory back; none follows before wake().
 
         Jobs in it get WorkerReleased. Its device stays known. `kill`: at once, since it may hang.
+        `blame`: what it was trying may be the reason.
         """
+        if blame:
+            self._blamed = reason
+            if self._trying and len(self._ended_by) < MOST_ENDED_BY:
+                self._ended_by[self._trying] = reason[:200]
         if not self._resting:
             systemd.log(
                 systemd.INFO, f"the {self.kind} worker is ended: {reason}",
@@ -207,6 +214,8 @@ class Worker:
             self._previous = {}
             if self._restart.is_set() or self._resting:
                 failures = 0
+                self._previous = {"how": self._blamed[:200]} if self._blamed else {"spared": True}
+                self._blamed = ""
                 continue
             if self.state == "absent":
                 if self.code in DEVICE_CODES:
@@ -267,7 +276,7 @@ class Worker:
             if self._process is not None and (how == "it ended" or self._resting):
                 # It is about to go by itself: how it goes is its own to say.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(self._process.ended), ENDING_S)
+                    await asyncio.wait_for(asyncio.shield(self._process.ended), self._patience())
         finally:
             watch.cancel()
             self._teardown("pvrd ends", kill=self.stopping is False)
@@ -277,6 +286,12 @@ class Worker:
                 died = await asyncio.wait_for(asyncio.shield(self._process.ended), 2.0)
                 how = died if how == "it ended" else how
         return how
+
+    def _patience(self) -> float:
+        """How long a worker that is to end may take. The kernel in whose self-test it was killed
+        would be suspected.
+        """
+        return TRYING_S if self._trying else ENDING_S
 
     def _hello(self) -> dict[str, Any]:
         config = self.config

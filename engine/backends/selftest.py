@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,12 +51,14 @@ class Previous:
     """How the process that had the device before ended, as its supervisor saw it; `how` "" when it
     did not see it. `silent`: it was ended because it did not answer. `ended_by` are the kernels
     (`operation.variant`) over which processes ended since the supervisor began, with what it saw:
-    its own memory, for when theirs cannot be written.
+    its own memory, for when theirs cannot be written. `spared`: it was ended on purpose, which says
+    nothing of what it tried.
     """
 
     how: str = ""
     silent: bool = False
     ended_by: Mapping[str, str] = field(default_factory=dict)
+    spared: bool = False
 
 
 @dataclass
@@ -110,7 +112,9 @@ class Verdicts:
         how = previous or Previous()
         for sha, entry in list(self._entries.items()):
             sure = how.how and not entry.passed
-            if entry.wrong is None and (sure or entry.tries >= TRIES):
+            if entry.wrong is None and how.spared:
+                self._write(sha, replace(entry, tries=max(0, entry.tries - 1)))
+            elif entry.wrong is None and (sure or entry.tries >= TRIES):
                 self.put(sha, entry.name, _ended(entry, how))
         self._again = {s for s, e in self._entries.items() if e.wrong and 0 < e.doubts < DOUBTS}
         for name, what in how.ended_by.items():

@@ -68,6 +68,7 @@ def open_device(kind: str, config: Mapping[str, Any]) -> Opened:
                 str(before.get("how") or ""),
                 bool(before.get("silent")),
                 dict(before.get("ended_by") or {}),
+                bool(before.get("spared")),
             ),
         )
         if taken := holder.claim(holder.open_nodes()):

@@ -129,6 +129,33 @@ def test_a_removed_gpu_is_named_until_it_is_back(play: Any) -> None:
     play(act)
 
 
+def test_a_kernel_is_blamed_for_a_gpu_that_hung_and_for_no_other_end(play: Any) -> None:
+    async def act(stage: Stage) -> None:
+        gpu = stage.supervisor.gpu
+
+        async def previous() -> dict[str, Any]:
+            await stage.until(lambda: gpu.state == "ready")
+            found: dict[str, Any] = gpu._hello()["config"]["previous"]
+            return found
+
+        gpu._trying = "conv.base"
+        hold = stage.holds.add("a game", 1000, ":1.1")
+        await stage.until(lambda: gpu.state == "asleep")
+        os.close(hold)
+        assert await previous() == {"spared": True, "ended_by": {}}
+        gpu._trying = "conv.base"
+        stage.tell("remove")
+        stage.tell("add")
+        assert await previous() == {"spared": True, "ended_by": {}}
+        gpu._trying = "conv.base"
+        stage.tell("wedged")
+        found = await previous()
+        assert "hung" in found["how"]
+        assert "hung" in found["ended_by"]["conv.base"]
+
+    play(act)
+
+
 def test_another_gpu_is_none_of_ours(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steering, "open_nodes", lambda pid: {"/dev/dri/renderD128"})
     monkeypatch.setattr(steering, "_parent", lambda node: "fd000000.gpu")

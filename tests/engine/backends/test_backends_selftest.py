@@ -218,6 +218,17 @@ def test_an_end_that_nobody_saw_counts_the_second_time(tmp_path: Path) -> None:
     assert wrong == "its self-test ended the worker or the machine 2 times"
 
 
+def test_an_end_on_purpose_says_nothing(tmp_path: Path) -> None:
+    info = NullBackend().info
+    spared = selftest.Previous(spared=True)
+    for _ in range(4):
+        verdicts = selftest.Verdicts(info, tmp_path, spared)
+        assert verdicts.get("sha") is None
+        verdicts.begin("sha", "op.base", "compile")
+    assert selftest.Verdicts(info, tmp_path).get("sha") is None
+    assert selftest.Verdicts(info, tmp_path, ABORT).get("sha")
+
+
 def test_one_that_passed_before_has_a_second_chance(tmp_path: Path) -> None:
     info = NullBackend().info
     selftest.Verdicts(info, tmp_path).put("sha", "op.base", "")
