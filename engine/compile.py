@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles somebody's network into a model that pvrd runs.
 
-    python -m engine.compile FILE [-o OUT.pvrm] [--weights f16|q8] [--profile NAME] [--name NAME]
-        [--licence TEXT] [--explain] [--without PASS] [--rate GB/S] [--json]
+    python -m engine.compile FILE [-o OUT.pvrm] [--weights f16|q8|q4] [--calibrate TEXT|none]
+        [--profile NAME] [--name NAME] [--licence TEXT] [--explain] [--without PASS] [--rate GB/S]
+        [--json]
 
-FILE is a language model: a Hugging Face folder or GGUF (--weights is for its float matrices), or a
-network that enlarges pictures: ONNX, ncnn's .param or .bin (the other one beside it), or a
-checkpoint (.pth, .safetensors: needs PyTorch and spandrel). What is not run is named with its
-node, and nothing is written then. --profile says how it would run on a device of that profile,
---explain what each pass did. With --json there is one object on standard output, {"error",
-"message"} where it failed. Exit status 0; 5: the file is no network that is run; 2: wrong usage; 1:
-the result cannot be written.
+FILE is a language model: a Hugging Face folder or GGUF. --weights q8 is for its float matrices, q4
+for all but those at its ends; the steps of 4-bit weights are searched by what a text (--calibrate,
+by default a short one of our own) shows to matter, and what q8 and q4 cost in perplexity over the
+rest of that text is said. Or FILE is a network that enlarges pictures: ONNX, ncnn's .param or .bin
+(the other one beside it), or a checkpoint (.pth, .safetensors: needs PyTorch and spandrel). What is
+not run is named with its node, and nothing is written then. --profile says how it would run on a
+device of that profile, --explain what each pass did. With --json there is one object on standard
+output, {"error", "message"} where it failed. Exit status 0; 5: the file is no network that is run;
+2: wrong usage; 1: the result cannot be written.
 """
 
 from __future__ import annotations
@@ -19,20 +22,23 @@ import argparse
 import json
 import os
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.backends import profiles
 from engine.backends.base import DeviceInfo
+from engine.backends.cpu import CpuBackend
 from engine.backends.profiles import Profile
 from engine.errors import InvalidArgument, PvrError
 from engine.graph import Graph, explain
 from engine.importers import convnets
 from engine.passes import OPTIONAL
-from engine.text import compiled
+from engine.text import calibrate, compiled
 from engine.text.fit import Fit
 from engine.text.fit import fit as fit_text
+from engine.text.model import TextModel
 from engine.video import convnet, convnet_pack
 from engine.video.convnet_colour import planes
 from engine.video.convnet_graph import Net
@@ -41,6 +47,7 @@ from engine.video.convnet_windows import Windows, windows
 from engine.video.frames import FrameFormat
 
 OK, FAILED, USAGE, NOT_RUN = 0, 1, 2, 5
+NO_TEXT = "none"  # of --calibrate
 FRAME = (960, 540)  # the frame for which --profile says how it would be cut
 
 
@@ -134,7 +141,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("-o", "--output", metavar="OUT.pvrm", type=Path)
-    parser.add_argument("--weights", choices=convnet_pack.FORMATS, default="f16")
+    parser.add_argument("--weights", choices=(*convnet_pack.FORMATS, "q4"), default="f16")
+    parser.add_argument(
+        "--calibrate", metavar="TEXT", default="",
+        help="a text file to fit and judge q8 and q4 by (default: a short one), or none",
+    )  # fmt: skip
     parser.add_argument("--profile", choices=profiles.names(), metavar="NAME")
     parser.add_argument("--name", help="what the model calls itself (default: the file's name)")
     parser.add_argument("--licence", default="")
@@ -152,6 +163,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if compiled.is_source(args.file):
             return _text_model(args)
+        if args.weights == "q4" or args.calibrate:
+            raise InvalidArgument("--weights q4 and --calibrate are for language models.")
         net = convnets.load(args.file)
         target = args.output or args.file.with_suffix(".pvrm")
         ready = convnet.prepared(net)
@@ -186,7 +199,7 @@ def _text_model(args: argparse.Namespace) -> int:
     source = Path(os.path.abspath(args.file))
     stem = source.name if source.is_dir() else source.stem
     target = args.output or source.with_name(f"{stem}.pvrm")
-    wished = "" if args.weights == "f16" else args.weights
+    narrow, wished = args.weights == "q4", "q8" if args.weights == "q8" else ""
     found: list[Fit] = []
 
     def judge(graph: Graph) -> None:
@@ -194,7 +207,11 @@ def _text_model(args: argparse.Namespace) -> int:
             found.append(fit_text(graph, _device(profiles.load(args.profile))))
 
     name = args.name or ""
-    info, graph = compiled.write(args.file, target, wished, name, args.without, judge)
+    judged = _Judge(args) if args.weights != "f16" and args.calibrate != NO_TEXT else None
+    importance = (judged.importance() if judged else {}) if narrow else None
+    info, graph = compiled.write(
+        args.file, target, wished, name, args.without, judge, narrow, importance
+    )
     text = (
         f"{target}: {info['arch']}, {info['layers']} layers, {info['parameters'] / 1e6:.1f} million"
         f" parameters in {info['format']}, {len(graph.nodes)} operations,"
@@ -203,11 +220,56 @@ def _text_model(args: argparse.Namespace) -> int:
     if args.explain:
         text += "\n" + explain(graph)
     facts = {"source": str(args.file), "output": str(target), **info, "nodes": len(graph.nodes)}
+    if judged:
+        facts["perplexity"] = cost = judged.cost(target)
+        text += (
+            f"\nPerplexity over {cost['tokens']} tokens of {cost['text']}: {cost['before']:.2f} as"
+            f" the source is, {cost['after']:.2f} now"
+            f" ({100 * (cost['after'] / cost['before'] - 1):+.1f} %)."
+        )
     for known in found:
         facts["profile"] = {"profile": args.profile, **vars(known)}
         text += "\n" + _said_text_fit(args.profile, known, args.rate)
     print(json.dumps({**facts, "text": text}) if args.json else text)
     return OK
+
+
+class _Judge:
+    """The source as it is, on the CPU, and a text.
+
+    Raises:
+        InvalidArgument: there is no such text, or it is too short.
+        PvrError: the source cannot be run.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        path = Path(args.calibrate) if args.calibrate else calibrate.TEXT
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise InvalidArgument(f"The text {path.name} cannot be read: {e}.") from None
+        self._name, self._source = path.name, args.file
+        self._backend = CpuBackend()
+        with closing(self._load(args.file)) as model:
+            self._text = calibrate.windows(model, text)
+
+    def _load(self, path: Path) -> TextModel:
+        return TextModel.load(path, "", self._backend)
+
+    def importance(self) -> compiled.Importance:
+        """Of columns of the source's matrices."""
+        with closing(self._load(self._source)) as model:
+            return calibrate.importance(model, self._text.fitted)
+
+    def cost(self, target: Path) -> dict[str, Any]:
+        """Perplexity before and after."""
+        found = []
+        for path in (self._source, target):
+            with closing(self._load(path)) as model:
+                found.append(calibrate.perplexity(model, self._text.judged))
+        cut = self._text.judged
+        count = sum(len(ids) - 1 - len(ids) // 2 for ids in cut)
+        return {"text": self._name, "tokens": count, "before": found[0], "after": found[1]}
 
 
 def _failed(error: PvrError | OSError, as_json: bool) -> int:

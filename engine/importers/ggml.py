@@ -11,6 +11,7 @@ its quants. Q2_K, Q3_K, Q5_K and Q6_K become q8, rounded anew with a scale for e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from engine.importers import kquants
 from kernels import weights
 
 Raw = npt.NDArray[np.uint8]
+Packer = Callable[[str, npt.NDArray[np.float32]], weights.Words]  # a format, a matrix
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,17 @@ def vector(kind: Type, raw: Raw) -> npt.NDArray[np.float32]:
     return raw.view({"F32": "<f4", "F16": "<f2"}[kind.name]).astype(np.float32)
 
 
-def pack_rows(kind: Type, raw: Raw, n: int, k: int, name: str, fmt: str = "") -> weights.Words:
-    """n rows of k elements as they lie in the file -> packed in `fmt`, by default `kind.format`.
+def pack_rows(
+    kind: Type,
+    raw: Raw,
+    n: int,
+    k: int,
+    name: str,
+    fmt: str = "",
+    pack: Packer = weights.pack,
+) -> weights.Words:
+    """n rows of k elements as they lie in the file -> packed in `fmt`, by default `kind.format`;
+    what is rounded anew is by `pack`.
 
     Raises:
         UnsupportedModel: values that are no finite numbers or do not fit a half.
@@ -107,10 +118,10 @@ def pack_rows(kind: Type, raw: Raw, n: int, k: int, name: str, fmt: str = "") ->
         values = vector(kind, raw).reshape(n, k)
         # One pass over the data: the greatest magnitude is NaN or infinite when any value is.
         _check(np.abs(values).max(), name)
-        return weights.pack(fmt or kind.format, values)
+        return pack(fmt or kind.format, values)
     if fmt and fmt != kind.format:
         words = pack_rows(kind, raw, n, k, name)
-        return weights.pack(fmt, weights.unpack(kind.format, words, n, k))
+        return pack(fmt, weights.unpack(kind.format, words, n, k))
     blocks = raw.reshape(n, k // kind.block, kind.nbytes)
     if kind.name in kquants.PARTS:
         return _pack_k(kquants.PARTS[kind.name](blocks), kind.format, n, k, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -32,9 +32,12 @@ from engine.passes import optimise
 from engine.passes.pack import narrowed
 from engine.text.tokenizer import Data, import_tokenizer
 from engine.text.tokenizer_json import chat_template, import_folder_tokenizer
-from kernels.weights import ROWS
+from kernels import search
+from kernels.weights import ROWS, Floats, Words
+from kernels.weights import pack as pack_plainly
 
 Progress = Callable[[float], None]
+Importance = Mapping[str, npt.NDArray[np.float64]]
 
 COMPILER = 3  # goes up whenever compiled models of before must not be used any more
 _CHUNK_ELEMENTS = 1 << 21  # elements that are re-packed at a time
@@ -60,7 +63,7 @@ def fingerprint(fd: int) -> str:
     return f"{size:x}-{first:08x}-{last:08x}"
 
 
-def _weight_chunks(model: Model, weight: Weight) -> Iterator[npt.NDArray[Any]]:
+def _weight_chunks(model: Model, weight: Weight, pack: ggml.Packer) -> Iterator[npt.NDArray[Any]]:
     """A weight as kernels read it, a few tiles at a time."""
     k = weight.shape[1]
     step = max(1, _CHUNK_ELEMENTS // (k * ROWS)) * ROWS
@@ -72,10 +75,10 @@ def _weight_chunks(model: Model, weight: Weight) -> Iterator[npt.NDArray[Any]]:
                     raise BadModel(f"The tensor {tensor.name} holds values that are no numbers.")
                 yield values
             else:
-                yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name, weight.format)
+                yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name, weight.format, pack)
 
 
-def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
+def _weight_blob(model: Model, weight: Weight, pack: ggml.Packer) -> pvrm.Blob:
     if weight.name in model.ropes:
         table = model.ropes[weight.name].table(weight.shape[0])
         return pvrm.array_blob(weight.name, table, shape=weight.shape)
@@ -84,24 +87,38 @@ def _weight_blob(model: Model, weight: Weight) -> pvrm.Blob:
         weight.format,
         weight.shape,
         weight_nbytes(weight),
-        lambda: _weight_chunks(model, weight),
+        lambda: _weight_chunks(model, weight, pack),
     )
+
+
+def _packer(columns: npt.NDArray[np.float64] | None) -> ggml.Packer:
+    """With a search for what is made 4-bit."""
+
+    def pack(fmt: str, values: Floats) -> Words:
+        return search.pack_q4(values, columns) if fmt == "q4" else pack_plainly(fmt, values)
+
+    return pack
 
 
 @contextmanager
 def prepared(
-    fd: int, weights: str = "", without: Collection[str] = (), narrow: bool = False
+    fd: int,
+    weights: str = "",
+    without: Collection[str] = (),
+    narrow: bool = False,
+    importance: Importance | None = None,
 ) -> Iterator[Prepared]:
     """Metadata and blobs of the compiled model of a GGUF file or a folder; the blobs read it when
     they are written, which has to be within the context. `weights`: the format that float matrices
     get ("": halves). `without`: passes (of passes.OPTIONAL) that are left out. `narrow`: 4-bit
-    weights, whatever the source has (engine/passes/pack.py).
+    weights, whatever the source has (engine/passes/pack.py); with `importance` (of columns, by the
+    product's name) their steps are searched (kernels/search.py).
 
     Raises:
         BadModel, UnsupportedModel
     """
     if not _is_folder(fd):
-        yield prepare(fd, weights, without, narrow)
+        yield prepare(fd, weights, without, narrow, importance)
         return
     with Folder(fd) as folder:
         if folder.is_onnx:
@@ -114,11 +131,16 @@ def prepared(
         name = folder.config.get("_name_or_path")
         name = name if isinstance(name, str) else ""
         template = chat_template(folder)
-        yield _described_source(fd, model, tokens, name, template, weights, without, narrow)
+        way = (weights, without, narrow, importance)
+        yield _described_source(fd, model, tokens, name, template, *way)
 
 
 def prepare(
-    fd: int, weights: str = "", without: Collection[str] = (), narrow: bool = False
+    fd: int,
+    weights: str = "",
+    without: Collection[str] = (),
+    narrow: bool = False,
+    importance: Importance | None = None,
 ) -> Prepared:
     """`prepared` of a GGUF file, which has to stay open.
 
@@ -132,7 +154,8 @@ def prepare(
     if "tokenizer.chat_template" in file.metadata:
         template = file.text("tokenizer.chat_template")
     name = file.text("general.name", "")
-    return _described_source(fd, model, tokens, name, template, weights, without, narrow)
+    way = (weights, without, narrow, importance)
+    return _described_source(fd, model, tokens, name, template, *way)
 
 
 def _described_source(
@@ -144,13 +167,18 @@ def _described_source(
     weights: str,
     without: Collection[str],
     narrow: bool,
+    importance: Importance | None,
 ) -> Prepared:
     attrs = {**model.graph.attrs, "weights": weights} if weights else dict(model.graph.attrs)
     able = narrowed(model.graph)
     if narrow:
         attrs["narrow"] = 1
     graph = optimise(replace(model.graph, attrs=attrs), without)
-    blobs = [_weight_blob(model, w) for w in graph.weights.values()]
+    packers: dict[str, ggml.Packer] = dict.fromkeys(graph.weights, pack_plainly)
+    if importance is not None:
+        named = [(name, importance.get(n.name)) for n in graph.nodes for name in n.weights]
+        packers = {name: _packer(columns) for name, columns in named}
+    blobs = [_weight_blob(model, w, packers[w.name]) for w in graph.weights.values()]
     library = np.frombuffer(tokens.library, np.uint8)
     blobs.append(pvrm.array_blob("tokenizer/library", library, "json"))
     blobs.append(pvrm.array_blob("tokenizer/pieces", tokens.pieces, "bytes"))
@@ -189,9 +217,12 @@ def write(
     name: str,
     without: Collection[str] = (),
     judge: Callable[[Graph], None] = lambda graph: None,
+    narrow: bool = False,
+    importance: Importance | None = None,
 ) -> tuple[dict[str, Any], Graph]:
     """Compiles a source to a file; what users see of the model, and its graph. `name`: what it
     calls itself, "" for what the source says. `judge` may refuse the graph before it is written.
+    `narrow` and `importance` as `prepared`.
 
     Raises:
         BadModel, UnsupportedModel
@@ -200,7 +231,7 @@ def write(
     """
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with prepared(fd, weights, without) as (metadata, blobs):
+        with prepared(fd, weights, without, narrow, importance) as (metadata, blobs):
             judge(Graph.from_json(metadata["graph"]))
             metadata = {**metadata, "name": name or metadata["name"]}
             pvrm.write(target, metadata, blobs)

@@ -16,7 +16,7 @@ from pvrd.ctl import common, errors, output
 if TYPE_CHECKING:
     import argparse
 
-WEIGHTS = ("f16", "q8")
+WEIGHTS = ("f16", "q8", "q4")
 # Files that pvrd does not take as they are: two that belong together, and what needs PyTorch.
 _SUFFIXES = (".param", ".bin", ".pth", ".pt", ".ckpt", ".safetensors")
 
@@ -32,6 +32,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="OUT.pvrm", help="default: beside FILE")
     weights_option(parser)
     parser.add_argument(
+        "--calibrate",
+        metavar="TEXT",
+        help="a text file that q8 and q4 of language models are fitted to and judged by (default:"
+        " a short one; none: neither)",
+    )
+    parser.add_argument(
         "--profile",
         metavar="NAME",
         help="say how it would run on such a device (phone, bxs-4-64 …)",
@@ -44,7 +50,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="PASS",
         default=[],
-        help="leave a pass out (norm_into_matvec, glu_into_matvec, join), for language models",
+        help="leave a pass out (norm_into_matvec, glu_into_matvec, rope_into_attention, join), for"
+        " language models",
     )
     parser.add_argument(
         "--rate",
@@ -57,7 +64,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def weights_option(parser: argparse.ArgumentParser) -> None:
     """--weights."""
     parser.add_argument(
-        "--weights", choices=WEIGHTS, default="f16", help="halves (f16), or int8 with scales (q8)"
+        "--weights",
+        choices=WEIGHTS,
+        default="f16",
+        help="halves (f16), int8 with scales (q8), or 4 bits (q4, language models)",
     )
 
 
@@ -69,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """
     more = [f"--weights={args.weights}", *(["--explain"] if args.explain else [])]
     more += [f"--without={name}" for name in args.without]
-    for option in ("output", "profile", "name", "licence", "rate"):
+    for option in ("output", "profile", "name", "licence", "rate", "calibrate"):
         if (value := getattr(args, option)) is not None:
             more.append(f"--{option}={value}")
     if args.json:

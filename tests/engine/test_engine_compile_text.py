@@ -94,3 +94,35 @@ def test_what_does_not_go(tmp_path: Path, capsys: Capture) -> None:
     assert compile.main([str(empty), "--json"]) == compile.NOT_RUN
     assert "config.json" in json.loads(capsys.readouterr().out)["message"]
     assert not (tmp_path / "empty.pvrm").exists()
+
+
+def test_four_bits_with_a_text_that_says_what_matters(tmp_path: Path, capsys: Capture) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
+    plain, fitted = tmp_path / "plain.pvrm", tmp_path / "fitted.pvrm"
+    args = [str(source), "-o", str(fitted), "--weights", "q4", "--json"]
+    assert compile.main(args) == compile.OK
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["format"] == "q4"
+    cost = facts["perplexity"]
+    assert cost["text"] == "calibration.txt"
+    assert cost["tokens"] > 100
+    assert 0.5 < cost["after"] / cost["before"] < 2
+    assert f"{cost['after']:.2f} now" in facts["text"]
+    args = [str(source), "-o", str(plain), "--weights", "q4", "--calibrate", "none"]
+    assert compile.main(args) == compile.OK
+    assert "erplexity" not in capsys.readouterr().out
+    exact = logits(source)
+    for path in (plain, fitted):
+        assert 0 < np.abs(logits(path) - exact).max() < 3
+    assert (logits(plain) != logits(fitted)).any()
+
+
+def test_a_text_that_cannot_be_calibrated_by(tmp_path: Path, capsys: Capture) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
+    short = tmp_path / "short.txt"
+    short.write_text("a few words")
+    for text, said in ((short, "are the least"), (tmp_path / "none.txt", "cannot be read")):
+        args = [str(source), "--weights", "q4", "--calibrate", str(text)]
+        assert compile.main(args) == compile.NOT_RUN
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "m.pvrm").exists()

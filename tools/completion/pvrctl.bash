@@ -22,7 +22,7 @@ _pvrctl() {
         --device) mapfile -t COMPREPLY < <(compgen -W 'auto gpu cpu' -- "$word"); return ;;
         --profile) mapfile -t COMPREPLY < <(compgen -W 'axe-1-16m bxm-4-64 bxs-4-64 old phone' -- "$word"); return ;;
         --unchanged) mapfile -t COMPREPLY < <(compgen -W 'exact tolerant off' -- "$word"); return ;;
-        --weights) mapfile -t COMPREPLY < <(compgen -W 'f16 q8' -- "$word"); return ;;
+        --weights) mapfile -t COMPREPLY < <(compgen -W 'f16 q8 q4' -- "$word"); return ;;
         --format) mapfile -t COMPREPLY < <(compgen -W 'y4m png jpeg' -- "$word"); return ;;
         --model) mapfile -t COMPREPLY < <(compgen -W "$(_pvrctl_models)" -- "$word"); return ;;
     esac
@@ -39,7 +39,7 @@ _pvrctl() {
         extract) options+=" $jobs --context --instruction -n --max-tokens" ;;
         classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
         embed) options+=" $jobs --context --pooling" ;;
-        compile) options+=' -o --output --weights --profile --name --licence --explain --without --rate' ;;
+        compile) options+=' -o --output --weights --calibrate --profile --name --licence --explain --without --rate' ;;
         upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --debug-tiles --format" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
