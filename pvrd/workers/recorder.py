@@ -41,6 +41,8 @@ class Recorder:
         self._meter.slices = deque[Slice](maxlen=RING)
         if self.watch is not None:
             self.watch(self._kernel)
+        else:
+            self._meter.kernel = self._kernel
 
     def _kernel(self, name: str, began: float, seconds: float) -> None:
         self._kernels.append(["kernel", _us(began), _us(seconds), name])
@@ -62,7 +64,7 @@ class Recorder:
         for began, took, names, size, device in self._meter.slices or ():
             events.append(["run", _us(began), _us(took), names, size, _us(device)])
         events += self._kernels
-        self._job, self._meter.slices = "", None
+        self._job, self._meter.slices, self._meter.kernel = "", None, None
         self._slices.clear()
         self._kernels.clear()
         if self.watch is not None:

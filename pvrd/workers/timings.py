@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from engine.backends.base import (
@@ -29,6 +29,8 @@ PARTS = ("input", "queue", "upload", "compute", "download", "host")
 NAMED_MS = 5.0  # from here on a wait is named
 WAITS = ("input", "queue", "upload", "download")
 
+KERNELS_EVERY = 32  # of an executable's slices one is traced kernel by kernel, where that costs
+
 Slice = tuple[float, float, str, int, float]  # began, wall s, sequences, size, device s or 0
 
 
@@ -40,6 +42,7 @@ class Meter:
         self.canary = Canary()
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds of all tokens and frames
         self.slices: deque[Slice] | None = None  # of the present trace
+        self.kernel: Callable[[str, float, float], None] | None = None  # who is told of each then
 
     def mark(self) -> tuple[float, float, float]:
         """What it counts now, for the difference."""
@@ -134,7 +137,7 @@ class Metered:
     def executable(self, program: Program, weights: WeightSet, lent: Lent = NOTHING) -> Executable:
         inner = {name: (e._inner, buffer) for name, (e, buffer) in lent.items()}
         made = self._inner.executable(program, weights, inner)
-        return MeteredExecutable(made, self.meter, id(weights))
+        return MeteredExecutable(made, self.meter, program, id(weights))
 
 
 class MeteredExecutable:
@@ -142,9 +145,11 @@ class MeteredExecutable:
     (weights, sequences, tokens or tiles, power of two of the position).
     """
 
-    def __init__(self, inner: Executable, meter: Meter, weights: int) -> None:
+    def __init__(self, inner: Executable, meter: Meter, program: Program, weights: int) -> None:
         self._inner = inner
         self._meter = meter
+        self._program = program
+        self._runs = 0
         self._weights = weights
         self._size = (0, 0)
 
@@ -178,8 +183,12 @@ class MeteredExecutable:
 
     def run(self, *sequences: str, **more: Any) -> RunStats:
         meter = self._meter
+        self._runs += 1
         began = time.perf_counter()
-        stats = self._inner.run(*sequences, **more)
+        if meter.kernel is None or self._runs % KERNELS_EVERY:
+            stats = self._inner.run(*sequences, **more)
+        else:
+            stats = self._apart(meter.kernel, sequences, **more)
         took = time.perf_counter() - began
         meter.compute += took
         meter.canary.slice((self._weights, sequences, *self._size), took)
@@ -187,6 +196,28 @@ class MeteredExecutable:
             device = stats.device_s or 0.0
             names = "+".join(dict.fromkeys(sequences))
             meter.slices.append((time.monotonic() - took, took, names, self._size[0], device))
+        return stats
+
+    def _apart(
+        self, log: Callable[[str, float, float], None], sequences: tuple[str, ...], **more: Any
+    ) -> RunStats:
+        """A slice of a device that can do so kernel by kernel, each with its own submission."""
+        run_apart = getattr(self._inner, "run_apart", None)
+        if run_apart is None:
+            return self._inner.run(*sequences, **more)
+        names = [call.op for s in sequences for call in self._program.sequences[s]]
+        began = 0.0
+
+        def before(at: int) -> None:
+            nonlocal began
+            began = time.monotonic()
+
+        def after(at: int) -> None:
+            log(names[at], began, time.monotonic() - began)
+
+        stats: RunStats = run_apart(sequences, range(len(names)), before, after)
+        if into := more.get("into"):
+            self._inner.fetch(into)
         return stats
 
     def close(self) -> None:

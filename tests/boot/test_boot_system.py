@@ -200,6 +200,25 @@ def test_user_generates(installed) -> None:
     assert answer["restarts"] == 0
 
 
+def test_the_cpu_worker_stands_back_and_comes_forward(installed) -> None:
+    """In its sandbox, without any right but the unit's LimitNICE, where the machine grants that."""
+
+    def stands(pid: str) -> tuple[int, int]:
+        # After the name: field 3 and on of proc_pid_stat(5); nice and policy.
+        fields = installed.text("cat", f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return int(fields[16]), int(fields[38])
+
+    (unit,) = workers(installed)
+    pid = installed.show("MainPID", unit)
+    first = stands(installed.show("MainPID"))[0]  # the daemon's, that nobody changed
+    limits = installed.text("cat", f"/proc/{pid}/limits")
+    granted = int(limits.partition("Max nice priority")[2].split()[0]) >= 20 - first
+    for priority, more, policy in ((0, 19, 5), (11, 0, 3), (5, 5, 3), (11, 0, 3)):
+        installed.ctl(*generate(8)[2:], "--priority", str(priority))
+        nice = min(19, first + more) if granted else first
+        assert stands(pid) == (nice, policy if granted else 3)
+
+
 def test_user_enlarges(installed) -> None:
     done = installed.run("pvrctl", "upscale", "-", "-", user="tester", stdin=clip())
     header, _, frames = done.stdout.partition(b"\n")

@@ -69,7 +69,7 @@ def test_work_takes_its_share_of_the_time_alone(peer: Start, tiny: Path) -> None
     worker.text("1", PROMPT, max_tokens=12)
     worker.answer("1")
     worker.send("trace", job="t", on=False)
-    events = worker.until("trace.done")[-2]["events"]
+    events = [e for m in worker.until("trace.done")[:-1] for e in m["events"]]
     slices = [e for e in events if e[0] == "slice"]
     assert len(slices) >= 12
     for one, other in itertools.pairwise(slices):
@@ -258,3 +258,18 @@ def test_spans_have_no_gaps() -> None:
     assert sums["queue_wait_ms"] == 20.0
     assert sums["upload_wait_ms"] == 6.0
     assert "download_wait_ms" not in sums
+
+
+@pytest.mark.gpu
+def test_a_traced_gpu_shows_kernels_and_gives_the_same_answer(peer: Start, tiny: Path) -> None:
+    worker = peer("gpu", allow_software=True)
+    worker.load(tiny)
+    worker.text("1", PROMPT, session="a", max_tokens=50)
+    whole = worker.answer("1")
+    worker.send("trace", job="t", on=True)
+    worker.text("2", PROMPT, session="b", max_tokens=50)
+    traced = worker.answer("2")
+    worker.send("trace", job="t", on=False)
+    events = [e for m in worker.until("trace.done")[:-1] for e in m["events"]]
+    assert [m["id"] for m in traced[:-1]] == [m["id"] for m in whole[:-1]]
+    assert {"matvec", "topk"} <= {e[3] for e in events if e[0] == "kernel"}
