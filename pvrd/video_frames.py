@@ -7,7 +7,6 @@ the floor, or whoever is there, does that. What nobody can make is dropped soon 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ GRACE_S = 0.05  # after its deadline, a frame that nobody made is dropped
 # What a frame's time is split into (pvrd/workers/timings.py).
 PARTS = ("input", "queue", "upload", "compute", "download", "host")
 MAP_CHARS = 4096
+WORD_S = 0.05  # in which a worker says that it gave a frame up, unless it is stuck
 SOON_S = 0.002  # a frame that nobody could take is offered again
 
 
@@ -147,14 +147,23 @@ class Line:
             if frame.seat is not None or frame.answer is not None or frame.rescued:
                 continue
             slot, seq = frame.submit.slot, frame.submit.seq
-            if any(s == slot and q != seq for x in self._seats for q, s in x.held.items()):
-                continue  # somebody may still write there: wait for the word while there is time
+            if any(self._writes(seat, slot, seq, now) for seat in self._seats):
+                continue
             budget, wait = self._budget(frame, now)
             calm = not any(seat.held for seat in self._seats)
             level = self._ladder.pick(now, budget, barred, calm, wait)
             if level is None or not self._places[level][0].has_room():
                 return
             self._give(frame, self._places[level][0], level, now, budget)
+
+    def _writes(self, seat: Seat, slot: int, seq: int, now: float) -> bool:
+        """May the seat be writing another frame into the slot? Its lease is over, but it has not
+        said so: it is given a moment.
+        """
+        return any(
+            held == slot and other != seq and now < seat.leases.get(other, 0.0) + WORD_S
+            for other, held in seat.held.items()
+        )
 
     def _budget(self, frame: Frame, now: float) -> tuple[float | None, float]:
         """Seconds that it may take, None: any time; and until the present level's seat is free."""
@@ -182,14 +191,17 @@ class Line:
             frame.rescued = True
             frame.tried.add(seat)
             at = at if seat is home else len(seat.ways)
-        lent = bool(submit.deadline) and self._adapt and not plain
+        deadline, lease = submit.deadline / 1e9, 0.0
+        if deadline and self._adapt:
+            lease = deadline + self._grace if plain else self._rescue_at(frame)
         frame.seat, frame.level, frame.issued, frame.budget = seat, level, now, budget
         seat.held[submit.seq] = submit.slot
+        seat.leases[submit.seq] = lease or float("inf")
         seat.worker.send(
             {
                 "t": "frame", "session": seat.id, "seq": submit.seq, "slot": submit.slot,
-                "level": at, "fresh": self._last is not seat, "lease": lent,
-                "deadline_ns": int(1e9 * self._rescue_at(frame)) if lent else submit.deadline,
+                "level": at, "fresh": self._last is not seat, "lease_ns": int(1e9 * lease),
+                "deadline_ns": int(1e9 * (min(lease, deadline) if lease else deadline)),
             }
         )  # fmt: skip
         self._last = seat
@@ -202,14 +214,13 @@ class Line:
             frame.seat = None
             frame.rescued = False
             self._stats.frames_reissued += 1
-        seat.held.clear()
+        seat.forget()
         return found
 
     # -- answers
 
-    def done(self, seat: Seat, message: Mapping[str, Any], before: float) -> None:
+    def done(self, seat: Seat, message: Mapping[str, Any], before: float, now: float) -> None:
         """A worker's last word about a frame. before: when it said its last one before that."""
-        now = time.monotonic()
         frame = next((f for f in self.frames if f.submit.seq == message.get("seq")), None)
         if frame is None or frame.answer is not None:
             return  # it is over; its slot is free for the next one now

@@ -58,6 +58,7 @@ class Seat:
         self.kills = 0  # of workers, while they opened it
         self.left_out: dict[int, str] = {}
         self.held: dict[int, int] = {}
+        self.leases: dict[int, float] = {}  # until when it may write them, CLOCK_MONOTONIC s
         self.last_done = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -75,7 +76,7 @@ class Seat:
         """Ends; frames that it holds are for others to make."""
         task, self._task = self._task, None
         self.ready = False
-        self.held.clear()
+        self.forget()
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
@@ -142,8 +143,14 @@ class Seat:
 
     def _done(self, message: Mapping[str, Any]) -> None:
         if self.held.pop(message.get("seq", -1), None) is not None:
+            self.leases.pop(message["seq"], None)
             began, self.last_done = self.last_done, time.monotonic()
             self.session.frame_done(self, message, began)
+
+    def forget(self) -> None:
+        """The worker has none of the frames any more."""
+        self.held.clear()
+        self.leases.clear()
 
     def has_room(self) -> bool:
         """May it be given another frame?"""

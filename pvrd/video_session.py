@@ -507,7 +507,7 @@ class VideoSession(Session):
 
     def frame_done(self, seat: Seat, message: Mapping[str, Any], before: float) -> None:
         """A worker's last word about a frame. before: when it said its last one before that."""
-        self._line.done(seat, message, before)
+        self._line.done(seat, message, before, time.monotonic())
         self._turn.set()
 
     def _send(self, frame: Frame) -> None:

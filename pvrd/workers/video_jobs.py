@@ -3,7 +3,7 @@
 
 A session has levels: its network, smaller ones, plain interpolation. pvrd says with each frame by
 which one it is to be made. A frame that would miss its deadline is finished by plain interpolation
-while there is time for it; one that is only lent (`lease`) is given up at its deadline, and from
+while there is time for it; one that is only lent (`lease`) is given up at the end of that, and from
 then on nothing is written to its slot, since another worker may be doing it.
 """
 
@@ -108,7 +108,7 @@ class Level:
     slice_s: float = 0.0  # the longest of late
 
 
-@dataclass
+@dataclass(eq=False)
 class Frame:
     """A frame that pvrd handed over."""
 
@@ -117,7 +117,7 @@ class Frame:
     deadline: int  # CLOCK_MONOTONIC ns, 0 none
     level: int = 0
     fresh: bool = False  # the slots were written to by others since the session's last frame here
-    lease: bool = False  # it is given up at its deadline
+    lease: int = 0  # CLOCK_MONOTONIC ns from which on it is another's, 0: never
     came: float = 0.0  # CLOCK_MONOTONIC seconds
     begun: bool = False
     plain: bool = False  # finished by plain interpolation
@@ -253,18 +253,20 @@ class VideoTask:
             raise InvalidArgument(f"The session has no level {level}.")
         frame = Frame(int(message["seq"]), slot, int(message.get("deadline_ns") or 0), level)
         frame.came = time.monotonic()
-        frame.fresh, frame.lease = bool(message.get("fresh")), bool(message.get("lease"))
+        frame.fresh, frame.lease = bool(message.get("fresh")), int(message.get("lease_ns") or 0)
         self._frames.append(frame)
 
     def step(self) -> bool:
-        """One slice of the oldest frame; says `frame.done` with the last. True: the session goes
+        """One slice of the oldest frame, or of one that is interpolated: those are short, and late
+        already. Says `frame.done` with the last. True: the session goes
         on. A frame in which a check found something wrong is begun again with other kernels.
 
         Raises:
             DeviceLost, OutOfMemory
             Quarantined: there are no other kernels.
         """
-        frame = self._frames[0]
+        plain = (f for f in self._frames if not self._levels[f.level].keys)
+        frame = next(plain, self._frames[0])
         began = time.perf_counter()
         try:
             if devices.doubt(self._models.backend, self._pipeline(frame).executable) is not None:
@@ -288,7 +290,7 @@ class VideoTask:
 
     def _slice(self, frame: Frame, began: float) -> bool:
         pipeline, level = self._pipeline(frame), self._levels[frame.level]
-        if frame.lease and time.monotonic_ns() >= frame.deadline:
+        if frame.lease and time.monotonic_ns() >= frame.lease:
             return self._give_up(frame)
         if not frame.begun:
             self._begin(frame, pipeline)
@@ -306,7 +308,7 @@ class VideoTask:
             level.slice_s = max(time.perf_counter() - began, 0.9 * level.slice_s)
         frame.seconds += time.perf_counter() - began
         if done:
-            self._frames.popleft()
+            self._frames.remove(frame)
             self._done(frame)
         return True
 
@@ -321,14 +323,14 @@ class VideoTask:
             return
         out = self._out_format
         planes = as_planes(target, out.planes(), out.sample_bytes)
-        pipeline.begin(source, Leased(planes, frame.deadline))
+        pipeline.begin(source, Leased(planes, frame.lease))
 
     def _give_up(self, frame: Frame) -> bool:
         """Another worker does it now."""
         pipeline = self._pipeline(frame)
         part = pipeline.part if frame.begun else 0.0
         pipeline.forget()
-        self._frames.popleft()
+        self._frames.remove(frame)
         self.spans.take()
         self._free = time.monotonic()
         self._send(

@@ -183,13 +183,13 @@ def test_a_lent_frame_is_given_up_at_its_deadline(worker: Peer, ring: Ring) -> N
     worker.expect("video.ready")
     ring.put(0, 0)
     before = ring.get(0)
-    worker.send("frame", session="v", seq=1, slot=0, deadline_ns=1, lease=True)  # over already
+    worker.send("frame", session="v", seq=1, slot=0, deadline_ns=1, lease_ns=1)  # over already
     done = worker.expect("frame.done")
     assert done["given_up"]
     assert done["part"] == 0
     assert same(ring.get(0), before)
     far = time.monotonic_ns() + 10**11
-    worker.send("frame", session="v", seq=2, slot=0, deadline_ns=far, lease=True)
+    worker.send("frame", session="v", seq=2, slot=0, deadline_ns=far, lease_ns=far)
     assert "given_up" not in worker.expect("frame.done")
     assert same(ring.get(0), ring.expected(0))
 

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames among workers that are slow, stuck or die, in simulated time: one answer each, in order,
+and none later than it may be.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pvrd.ladder import Ladder, Level, Pace
+from pvrd.slot_socket import DONE, SUBMIT, SlotMessage
+from pvrd.stats import Stats
+from pvrd.video_frames import GRACE_S, Frame, Line
+from pvrd.video_seat import AHEAD, Seat
+
+INTERVAL, SLOTS, FRAMES = 0.04, 6, 450
+ALONE = {"gpu": [0.02, 0.01], "cpu": [0.03, 0.006]}  # the CPU's last is plain
+
+
+@dataclass(eq=False)
+class Worker:
+    """Makes frames one after the other; `speed` 0 is one that is stuck."""
+
+    kind: str
+    world: World
+    speed: float = 1.0
+    queue: list[dict[str, Any]] = field(default_factory=list)
+    counters: Any = field(default_factory=lambda: SimpleNamespace(frames=0))
+    turn: int = 0  # of the frames that it began with
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.queue.append(message)
+        if len(self.queue) == 1:
+            self.begin()
+
+    def begin(self) -> None:
+        """The next of the queue, to its end or to that of its lease."""
+        if not self.queue or not self.speed:
+            return
+        self.queue.sort(key=lambda m: m["level"] == 0 or self.kind == "gpu")  # plain ones first
+        message, now = self.queue[0], self.world.now
+        level = message["level"]
+        alone = ALONE[self.kind][level] if level < len(ALONE[self.kind]) else 0.006
+        took = alone / self.speed
+        lease = message["lease_ns"] / 1e9 or float("inf")
+        end, given_up = now + took, now + took > lease
+        if given_up:
+            end = max(now, lease)
+        self.turn += 1
+        turn = self.turn
+
+        def over() -> None:
+            if turn == self.turn and self.speed:
+                self.queue.pop(0)
+                word = {"seq": message["seq"], "level": level, "ms": 1e3 * took}
+                if given_up:
+                    word |= {"given_up": True, "part": 0.5}
+                self.world.word(self, word)
+                self.begin()
+
+        self.world.at(end, over)
+
+
+class Place:
+    """As Seat, without a bus."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.id, self.worker, self.ready = worker.kind, worker, True
+        self.held: dict[int, int] = {}
+        self.leases: dict[int, float] = {}
+        self.last_done = 0.0
+        # As sessions have them: a plain level behind the networks of a GPU.
+        self.ways = [0] * 2
+
+    def forget(self) -> None:
+        self.held.clear()
+        self.leases.clear()
+
+    def has_room(self) -> bool:
+        return self.ready and len(self.held) < AHEAD
+
+
+class World:
+    """Time, two workers, a client."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self._events: list[tuple[float, int, Any]] = []
+        self._number = itertools.count()
+        self.gpu, self.cpu = (Place(Worker(kind, self)) for kind in ("gpu", "cpu"))
+        seats = cast("list[Seat]", [self.gpu, self.cpu])
+        places = [(seat, i) for seat in seats for i in range(2)]
+        levels = [Level(f"{s.worker.kind} {i}", s.worker.kind) for s, i in places]
+        self.ladder = Ladder(levels)
+        for i, (seat, level) in enumerate(places):
+            self.ladder.know(i, ALONE[seat.worker.kind][level])
+        self.line = Line(places, seats, self.ladder, Pace(SLOTS), True, Stats())
+        self.free = list(range(SLOTS))
+        self.sent: list[float] = []
+        self.answers: list[tuple[float, Frame]] = []
+
+    def at(self, when: float, what: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._number), what))
+
+    def word(self, worker: Worker, message: dict[str, Any]) -> None:
+        seat = self.gpu if worker is self.gpu.worker else self.cpu
+        assert seat.held.pop(message["seq"]) is not None
+        seat.leases.pop(message["seq"])
+        before, seat.last_done = seat.last_done, self.now
+        self.line.done(cast("Seat", seat), message, before, self.now)
+
+    def submit(self) -> None:
+        if self.free:
+            seq, slot = len(self.sent), self.free.pop(0)
+            self.sent.append(self.now + 2.5 * INTERVAL)
+            deadline = int(1e9 * self.sent[-1])
+            self.line.add(SlotMessage(SUBMIT, seq, slot, deadline=deadline), self.now, True)
+
+    def kill(self, seat: Place) -> None:
+        """And a successor, after a while."""
+        worker = seat.worker
+        worker.turn += 1
+        worker.queue.clear()
+        seat.ready = False
+        self.line.take_back(cast("Seat", seat), self.now)
+
+        def again() -> None:
+            seat.ready, worker.speed = True, 1.0
+
+        self.at(self.now + self.rng.uniform(0.05, 0.5), again)
+
+    def disturb(self, seat: Place, speed: float) -> None:
+        was, seat.worker.speed = seat.worker.speed, speed
+        if not was and speed:
+            seat.worker.begin()
+
+    def pump(self) -> None:
+        barred = {}
+        for at, (seat, _) in enumerate(self.line._places):
+            if not seat.ready or self.line.stuck(seat):
+                barred[at] = "it is not there"
+        self.line.look(self.now)
+        self.line.issue(self.now, barred)
+        self.line.answered(self.answer)
+        if (pause := self.line.next_look(self.now)) is not None:
+            self.at(self.now + pause, lambda: None)
+
+    def answer(self, frame: Frame) -> None:
+        self.answers.append((self.now, frame))
+        self.free.append(frame.submit.slot)
+
+    def run(self, end: float) -> None:
+        while self._events and self._events[0][0] <= end:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+            self.pump()
+
+
+def play(seed: int, trouble: bool) -> World:
+    world, rng = World(seed), random.Random(seed)
+    for n in range(FRAMES):
+        world.at(n * INTERVAL, world.submit)
+    for _ in range(12 if trouble else 0):
+        seat, when = rng.choice((world.gpu, world.cpu)), rng.uniform(0, 7)
+        kind = rng.choice(("slow", "stuck", "killed"))
+        if kind == "killed":
+            world.at(when, lambda s=seat: world.kill(s))
+        else:
+            speed = rng.uniform(0.05, 0.6) if kind == "slow" else 0.0
+            world.at(when, lambda s=seat, v=speed: world.disturb(s, v))
+            world.at(when + rng.uniform(0.05, 1), lambda s=seat: world.disturb(s, 1.0))
+    world.run(FRAMES * INTERVAL + 20)
+    return world
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_each_frame_has_one_answer_in_order_and_in_time(seed: int) -> None:
+    world = play(seed, True)
+    assert [f.submit.seq for _, f in world.answers] == list(range(len(world.sent)))
+    for when, frame in world.answers:
+        assert frame.answer is not None
+        # At the latest it is dropped.
+        assert when <= frame.submit.deadline / 1e9 + GRACE_S + 0.01
+    # All is well at the end, and by the session's own network.
+    last = [f for _, f in world.answers[-10:]]
+    assert {(f.answer.type, f.level) for f in last if f.answer} == {(DONE, 0)}
+    assert not world.gpu.held
+    assert not world.cpu.held
+
+
+def test_an_undisturbed_session_makes_all_by_its_own_network() -> None:
+    world = play(0, False)
+    assert {(f.answer.type, f.level) for _, f in world.answers if f.answer} == {(DONE, 0)}
+    assert len(world.answers) == FRAMES
+
+
+def test_a_device_that_is_stuck_costs_no_frame_while_the_other_answers() -> None:
+    world = World(1)
+    for n in range(100):
+        world.at(n * INTERVAL, world.submit)
+    world.at(1.0, lambda: world.disturb(world.gpu, 0.0))
+    world.run(30)
+    kinds = [f.answer.type for _, f in world.answers if f.answer]
+    assert kinds == [DONE] * 100
+    late = [when - f.submit.deadline / 1e9 for when, f in world.answers]
+    # The second one waited for a frame of the CPU (whose slices are shorter than that).
+    assert sum(by > 0 for by in late) <= 1
+    assert max(late) < ALONE["cpu"][0]
+    # The two that it had were interpolated; then the CPU has a network for them.
+    assert sum(f.level == 3 for _, f in world.answers) <= 4
+    assert world.answers[-1][1].level == 2
