@@ -388,7 +388,7 @@ class Manager(Object):
         out["sensors"] = diagnostics.sensors(core)
         return out
 
-    @method("ListJobs", "options:a{sv}", "jobs:aa{sv}")
+    @method("ListJobs", "options:a{sv}", "jobs:aa{sv}", timeout=None)
     async def list_jobs(self, call: Call, given: dict[str, Any]) -> list[dict[str, Variant]]:
         """The caller's jobs and sessions, or those of all."""
         chosen = options.parse(given, options.LIST_JOBS)
