@@ -22,6 +22,7 @@ SPARE_S = 0.003  # for messages and turns of the loop
 GRACE_S = 0.05  # after its deadline, a frame that nobody made is dropped
 # What a frame's time is split into (pvrd/workers/timings.py).
 PARTS = ("input", "queue", "upload", "compute", "download", "host")
+NAMED_MS = 5.0  # from here on a wait is named
 MAP_CHARS = 4096
 WORD_S = 0.05  # in which a worker says that it gave a frame up, unless it is stuck
 SOON_S = 0.002  # a frame that nobody could take is offered again
@@ -268,6 +269,9 @@ class Line:
         for part, ms in times.items() if isinstance(times, dict) else ():
             if part in self.times and isinstance(ms, (int, float)):
                 self.times[part] += max(0.0, float(ms))
+                if ms > NAMED_MS and part not in ("compute", "host"):
+                    longest = self.times.get(f"{part}_wait", 0.0)
+                    self.times[f"{part}_wait"] = max(longest, float(ms))
         if isinstance(message.get("map"), str):
             self.tile_map = message["map"][:MAP_CHARS]
 

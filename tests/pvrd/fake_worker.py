@@ -256,7 +256,7 @@ class Fake:
         self.send(t="frame.done", session=m["session"], seq=m["seq"], slot=m["slot"],
                   level=m["level"],
                   status=fallback, ms=1.5, tiles=4, tiles_fallback=fallback,
-                  times={"compute": 1.25, "queue": 0.5, "nonsense": "x"})  # fmt: skip
+                  times={"compute": 1.25, "queue": 0.5, "upload": 6, "nonsense": "x"})  # fmt: skip
 
 
 def main() -> None:

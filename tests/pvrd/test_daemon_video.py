@@ -99,6 +99,7 @@ def test_frames(daemon: Any, caller: Any) -> None:
     assert caller.get("Degraded", video.path, VIDEO) == 1
     times = caller.get("Times", video.path, VIDEO)
     assert (times["compute"], times["queue"], times["download"]) == (62.5, 25.0, 0.0)
+    assert (times["upload_wait"], "queue_wait" in times) == (6.0, False)
     (listed,) = plain(caller.call("ListJobs", "a{sv}", [{}]).body[0])
     assert (listed["kind"], listed["frames"], listed["state"]) == ("video", 50, "idle")
     video.close()
