@@ -70,7 +70,7 @@ class Daemon:
         connection.closed.add_done_callback(lambda done: self._end(done.result() or "lost"))
         core.store.sweep()
         core.supervisor.start()
-        await self._steering.start()
+        core.task(self._steering.start())  # not awaited: the system bus may hang
         ready = loop.create_task(self._become_ready())
         watchdog = loop.create_task(self._watchdog())
         reason = await self._stop

@@ -412,6 +412,14 @@ def acceleration(facts: Facts, findings: Sequence[Finding]) -> Finding:
         (finding for finding in findings if finding.ok is False and finding.check != "daemon"), None
     )
     reason = str((facts.daemon or {}).get("reason", "")) or (blocker.what if blocker else "")
+    if gpu and (facts.daemon or {}).get("state") == "cpu":
+        return Finding(
+            "acceleration",
+            None,
+            f"For now work runs on the CPU; the GPU {gpu.get('name', '?')} is well.",
+            reason,
+            "It comes back by itself; `pvrctl status` says why it is not used.",
+        )
     if gpu and not gpu.get("software"):
         return Finding(
             "acceleration", True, f"Text and video run on the GPU {gpu.get('name', '?')}."

@@ -19,6 +19,7 @@ from typing import Any
 
 from pvrd import systemd
 from pvrd.core import Core
+from pvrd.objects import where
 from pvrd.sensors import DeviceEvent
 from pvrd.suspend import Suspend
 from pvrd.worker import CANARY_S, Worker
@@ -75,6 +76,13 @@ class Steering:
         """Decides now."""
         if not self._started:
             return
+        try:
+            self._decide()
+        except Exception as e:  # a sensor's fault: the last decision stays in force
+            text = f"the governor could not decide: {where(e)}"
+            systemd.log(systemd.ERROR, text, PVRD_REASON="internal")
+
+    def _decide(self) -> None:
         core, loop = self.core, asyncio.get_running_loop()
         if self._soon is not None:
             self._soon.cancel()

@@ -129,7 +129,7 @@ class Supervisor:
                 self._releasing = None
             if decision.release:
                 self._releasing = asyncio.get_running_loop().create_task(self._release())
-            elif self.gpu.config.flag("gpu.enabled"):
+            else:
                 self.gpu.wake()
         self._changed()
 

@@ -152,10 +152,8 @@ class Worker:
                 MESSAGE_ID=systemd.MESSAGE_WORKER_RESTS, PVRD_DEVICE=self.kind, PVRD_REASON=reason,
             )  # fmt: skip
         self._resting = reason
-        if self.state in ("ready", "starting", "restarting"):
+        if self.state in ("ready", "starting", "restarting", "asleep"):
             self._set("asleep", reason)
-        elif self.state == "asleep":
-            self.reason = reason
         self._on_end(reason, kill)
         self._restart.set()  # no back-off goes on
 

@@ -126,6 +126,15 @@ def test_a_board_as_it_should_be(machine: Machine) -> None:
     assert "conformance" not in found
 
 
+def test_a_gpu_that_is_held_is_well_but_does_no_work(machine: Machine) -> None:
+    board(machine, BXS, "BXS-4-64")
+    state = daemon(reason="the GPU is held: a game", state="asleep")
+    found = machine.diagnose({**state, "state": "cpu", "reason": "the GPU is held: a game"})
+    assert found["acceleration"].ok is None
+    assert "the GPU GPU is well" in found["acceleration"].what
+    assert found["acceleration"].why == "the GPU is held: a game"
+
+
 def test_without_a_daemon_it_says_so(machine: Machine) -> None:
     board(machine, BXS, "BXS-4-64")
     found = machine.diagnose()
