@@ -61,9 +61,10 @@ void attention(uint x, uint block) {
             sums[j][i] = 0.0;
 
     for (uint p0 = from; p0 < to; p0 += POSITIONS) {
-        COOPMAT_SUM products[2];
-        products[0] = COOPMAT_ZERO;
-        products[1] = COOPMAT_ZERO;
+        // Two variables: an array of matrices lies in memory where one index of it is not a constant
+        // to the driver.
+        COOPMAT_SUM products0 = COOPMAT_ZERO;
+        COOPMAT_SUM products1 = COOPMAT_ZERO;
         for (uint first = 0u; first < quads; first += 16u) {
             barrier();
             for (uint i = lane; i < POSITIONS * 16u; i += PVR_WG_X) {
@@ -76,16 +77,16 @@ void attention(uint x, uint block) {
             [[unroll]] for (uint k = 0u; k < 16u; k += 4u) {
                 COOPMAT_A a;
                 coopmat_load_a(a, queries, 16u * half_ * Q_PITCH + first + k, Q_PITCH);
-                [[unroll]] for (uint j = 0u; j < 2u; j++) {
-                    COOPMAT_B b;
-                    coopmat_load_b(b, tile, 16u * (2u * side + j) * KV_PITCH + k, KV_PITCH);
-                    coopmat_multiply(a, b, products[j]);
-                }
+                COOPMAT_B b;
+                coopmat_load_b(b, tile, 32u * side * KV_PITCH + k, KV_PITCH);
+                coopmat_multiply(a, b, products0);
+                coopmat_load_b(b, tile, (32u * side + 16u) * KV_PITCH + k, KV_PITCH);
+                coopmat_multiply(a, b, products1);
             }
         }
-        [[unroll]] for (uint j = 0u; j < 2u; j++)
-            coopmat_store(products[j], scores,
-                          16u * half_ * SCORE_PITCH + 16u * (2u * side + j), SCORE_PITCH);
+        uint score0 = 16u * half_ * SCORE_PITCH + 32u * side;
+        coopmat_store(products0, scores, score0, SCORE_PITCH);
+        coopmat_store(products1, scores, score0 + 16u, SCORE_PITCH);
         barrier();
 
         float before = most, own_scores[16];
@@ -124,20 +125,20 @@ void attention(uint x, uint block) {
                         attention_half(there ? kv_value(p, quad) : vec4(0.0));
                 }
                 barrier();
-                products[0] = COOPMAT_ZERO;
-                products[1] = COOPMAT_ZERO;
+                products0 = COOPMAT_ZERO;
+                products1 = COOPMAT_ZERO;
                 [[unroll]] for (uint k = 0u; k < POSITIONS; k += 16u) {
                     COOPMAT_A a;
                     coopmat_load_a(a, weights, 16u * half_ * P_PITCH + k / 4u, P_PITCH);
-                    [[unroll]] for (uint j = 0u; j < 2u; j++) {
-                        COOPMAT_B b;
-                        coopmat_load_b_rows(b, tile, k * KV_PITCH + 4u * (2u * side + j), KV_PITCH);
-                        coopmat_multiply(a, b, products[j]);
-                    }
+                    COOPMAT_B b;
+                    coopmat_load_b_rows(b, tile, k * KV_PITCH + 8u * side, KV_PITCH);
+                    coopmat_multiply(a, b, products0);
+                    coopmat_load_b_rows(b, tile, k * KV_PITCH + 8u * side + 4u, KV_PITCH);
+                    coopmat_multiply(a, b, products1);
                 }
                 uint place = coopmat_subgroup() * 512u;
-                [[unroll]] for (uint j = 0u; j < 2u; j++)
-                    coopmat_store(products[j], scores, place + 256u * j, 16u);
+                coopmat_store(products0, scores, place, 16u);
+                coopmat_store(products1, scores, place + 256u, 16u);
                 barrier();
                 [[unroll]] for (uint j = 0u; j < 2u; j++)
                     [[unroll]] for (uint i = 0u; i < 8u; i++) {
