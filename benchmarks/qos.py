@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others lose beside pvrd, and what pvrd gets done beside them.
+
+    python -m benchmarks.qos [--quick] [--json] [--parts gpu,weston,days,control] [--frames N]
+        [--software] [--shape NAME] [--layers N] [--video WxH] [--fps F] [--config KEY=VALUE …]
+
+gpu      a compositor of the benchmark's own on a real GPU, alone, beside pvrd and beside llama.cpp
+         (benchmarks/qos_gpu); a software device will do with --software, which shows that all of
+         it works and says nothing of times
+weston   Weston without a screen beside pvrd's CPU path (benchmarks/qos_weston)
+control  reading a property of pvrd while both its workers are saturated (benchmarks/qos_weston)
+days     the governor on recorded days against static policies, by a model of power
+         (benchmarks/qos_days)
+
+Targets stand as peers named `target`: a ratio of 1 or more meets them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import common
+
+PARTS = ("gpu", "weston", "control", "days")
+FRAMES, QUICK_FRAMES = 10_000, 120
+
+
+def _quick(args: argparse.Namespace) -> None:
+    """What is smaller with --quick; what was asked for stays."""
+    small = args.quick
+    args.frames = args.frames or (QUICK_FRAMES if small else FRAMES)
+    args.shape = args.shape or ("tiny" if small else "llama3-8b")
+    args.video = args.video or ("320x180" if small else "1920x1080")
+    args.fps = args.fps or 25.0
+    args.lone = args.lone or (2.0 if small else 8.0)
+    args.llama_tokens = 16 if small else 128
+    args.rounds = 1 if small else args.rounds
+
+
+def measure(args: argparse.Namespace) -> list[common.Row]:
+    parts = args.parts.split(",")
+    if strange := set(parts) - set(PARTS):
+        raise SystemExit(f"there is no part {sorted(strange)[0]}, but {', '.join(PARTS)}")
+    _quick(args)
+    rows: list[common.Row] = []
+    with tempfile.TemporaryDirectory(prefix="qos-") as name:
+        folder = Path(name)
+        if "gpu" in parts:
+            from benchmarks import qos_gpu
+
+            rows += qos_gpu.measure(args, folder)
+        if "weston" in parts or "control" in parts:
+            from benchmarks import qos_weston
+
+            if "weston" in parts:
+                rows += qos_weston.beside(args, folder)
+            if "control" in parts:
+                rows += qos_weston.control(args, folder)
+        if "days" in parts:
+            from benchmarks import qos_days
+
+            rows += qos_days.rows()
+    return rows
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"which ({','.join(PARTS)})")
+    parser.add_argument("--frames", type=int, help=f"of the compositor ({FRAMES})")
+    parser.add_argument("--software", action="store_true", help="a GPU in software will do")
+    parser.add_argument("--shape", help="of the model (llama3-8b), see tools/random_gguf")
+    parser.add_argument("--layers", type=int, default=0, help="fewer layers than the shape's")
+    parser.add_argument("--video", metavar="WxH", help="of the stream before it is enlarged")
+    parser.add_argument("--tier", default="balanced", help="network of the stream (balanced)")
+    parser.add_argument("--fps", type=float, help="frames/s of the stream (25)")
+    parser.add_argument("--lone", type=float, help="seconds of pvrd without a compositor (8)")
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="KEY=VALUE", help="of pvrd, as in TOML"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="of Weston's cases (5)")
+    parser.add_argument("--llama", action="store_true", help="builds llama.cpp for Weston's cases")
+
+
+def facts() -> dict[str, str]:
+    return {"load average": " ".join(f"{x:.1f}" for x in os.getloadavg())}
+
+
+if __name__ == "__main__":
+    sys.exit(common.main((__doc__ or "").splitlines()[0], measure, options, facts))
