@@ -307,7 +307,9 @@ class Scheduler:
         self, last: _Entry, inside: list[_Entry], accounts: list[_Account], now: float
     ) -> bool:
         left = (last.deadline or 0.0) - now
-        demand = self._block + left * (AGED + self._others.share)
+        # Nothing is in the way of a cheap end that is the first thing to do.
+        first = last.cheap and last is inside[0]
+        demand = (0.0 if first else self._block) + left * (AGED + self._others.share)
         counted: set[int] = set()
         for entry in inside:
             if (entry.deadline or 0.0) > (last.deadline or 0.0):

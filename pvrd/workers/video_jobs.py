@@ -233,7 +233,11 @@ class VideoTask:
 
     @property
     def rescue_s(self) -> float:
-        """What finishing a frame plainly takes; a frame that is lent goes to another worker."""
+        """What finishing a frame plainly takes; a frame that is lent goes to another worker, unless
+        one is here to be interpolated.
+        """
+        if any(not self._levels[f.level].keys for f in self._frames):
+            return self._quick_s
         return 0.0 if any(f.lease for f in self._frames) else self._quick_s
 
     def ready(self) -> bool:

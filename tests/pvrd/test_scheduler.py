@@ -303,3 +303,15 @@ def test_removed_and_unknown_keys() -> None:
     assert "a" not in scheduler
     assert scheduler.pick([Ready("a")], 0.0) is None
     scheduler.charge(["a"], 1.0, 1.0)
+
+
+def test_a_cheap_end_that_is_due_goes_first_among_long_slices() -> None:
+    scheduler, now = Scheduler(), 0.0
+    scheduler.add("long", 11)
+    scheduler.add("frame", 0)
+    for _ in range(50):
+        scheduler.pick([Ready("long")], now)
+        now += 0.02
+        scheduler.charge(["long"], 0.02, now)
+    due = Ready("frame", now + 0.008, 0.002)
+    assert scheduler.pick([Ready("long"), due], now) == "frame"
