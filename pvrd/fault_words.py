@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KINDS = ("gpu", "cpu")
-FAULTS = ("device_lost", "hang", "exit", "nan", "slow", "no_device")
+FAULTS = (
+    "device_lost", "hang", "exit", "nan", "nan_logits", "slow", "no_device", "vk_lost", "vk_memory",
+    "node", "armed",
+)  # fmt: skip
 COMPILER_FAULTS = ("compile_hang", "compile_abort")
 
 

@@ -9,8 +9,15 @@ N-th submission of the process on (from 1, the default). Only the first worker o
 - `hang`         the submission never returns, as with a driver that is stuck
 - `exit`         the process ends in the middle of the submission
 - `nan`          what is read back after the submission is NaN
+- `nan_logits`   the same, of logits alone
 - `slow`         each submission takes N milliseconds more
 - `no_device`    there is no device at all
+- `vk_lost`      the N-th vkQueueSubmit answers VK_ERROR_DEVICE_LOST
+- `vk_memory`    vkQueueSubmit and vkAllocateMemory answer VK_ERROR_OUT_OF_DEVICE_MEMORY
+- `node`         no fault: a software GPU says that it is /dev/dri/renderDN
+- `armed`        workers of all generations have the faults of this kind, but first when they get
+                 SIGUSR2, submissions counted from there; a second one ends them (`slow` and `node`
+                 are always on)
 
 A driver's compiler is not mended by a new process, so these are for every generation; their third
 part is the kernel's name ("gpu:compile_hang:swiglu.base"):
@@ -46,6 +53,13 @@ from engine.errors import DeviceLost
 from engine.program import Program
 from pvrd import fault_words
 
+# Fault -> the calls of Vulkan that can fail so, and the error's class in the package.
+_ANSWERS = (
+    ("vk_lost", ("vkQueueSubmit",), "VkErrorDeviceLost"),
+    ("vk_memory", ("vkQueueSubmit", "vkAllocateMemory"), "VkErrorOutOfDeviceMemory"),
+)
+_LOGITS = ("logits", "topk", "records")
+
 
 @dataclass
 class Faults:
@@ -54,6 +68,33 @@ class Faults:
     at: Mapping[str, int] = field(default_factory=dict)
     submissions: int = 0
     compiler: Mapping[str, str] = field(default_factory=dict)  # a kernel's name: its fault
+    on: bool = True
+    calls: int = 0  # of Vulkan that can fail as asked
+
+    def arm(self) -> None:
+        """Waits for SIGUSR2 if that was asked for; plans what the Vulkan driver answers."""
+        if "armed" in self.at:
+            self.on = False
+            signal.signal(signal.SIGUSR2, self._toggle)
+        if {"vk_lost", "vk_memory"} & set(self.at):
+            from engine.backends.vulkan import api
+
+            api.planned = self.answer
+
+    def _toggle(self, _number: int, _frame: Any) -> None:
+        self.on = not self.on
+        self.submissions = self.calls = 0
+
+    def answer(self, what: str) -> str:
+        """The name of the error that a call of Vulkan gives, "" where it does its work."""
+        if not self.on:
+            return ""
+        for fault, calls, error in _ANSWERS:
+            if fault in self.at and what in calls:
+                self.calls += 1
+                if self.calls >= self.at[fault]:
+                    return error
+        return ""
 
     def compiling(self, name: str) -> None:
         """What the compiler does to a kernel, when it does not do its work."""
@@ -65,7 +106,11 @@ class Faults:
 
     def due(self, name: str) -> bool:
         """True from the fault's submission on."""
-        return name in self.at and self.submissions >= self.at[name]
+        return self.on and name in self.at and self.submissions >= self.at[name]
+
+    def node(self) -> list[str]:
+        """The DRM nodes that the device is said to have; empty: its own."""
+        return [f"/dev/dri/renderD{self.at['node']}"] if "node" in self.at else []
 
 
 def parse(specs: str | Iterable[str], kind: str, generation: int) -> Faults:
@@ -78,12 +123,12 @@ def parse(specs: str | Iterable[str], kind: str, generation: int) -> Faults:
     compiler: dict[str, str] = {}
     if isinstance(specs, str):
         specs = [s.strip() for s in specs.split(",") if s.strip()]
-    for fault in map(fault_words.parse, specs):
-        if fault.kind != kind:
-            continue
+    mine = [fault for fault in map(fault_words.parse, specs) if fault.kind == kind]
+    every = generation == 1 or any(fault.name == "armed" for fault in mine)
+    for fault in mine:
         if fault.kernel:
             compiler[fault.kernel] = fault.name
-        elif generation == 1:
+        elif every:
             at[fault.name] = fault.number
     return Faults(at, compiler=compiler)
 
@@ -131,7 +176,10 @@ class FaultyExecutable:
         self._inner.write(buffer, data, offset)
 
     def read(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
-        return self._doubtful(self._inner.read(buffer, nbytes, offset))
+        data = self._inner.read(buffer, nbytes, offset)
+        if buffer in _LOGITS and self._faults.due("nan_logits"):
+            return np.full_like(data, 0xFF)
+        return self._doubtful(data)
 
     def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         return self._doubtful(self._inner.look(buffer, nbytes, offset))
@@ -145,7 +193,8 @@ class FaultyExecutable:
         self._inner.fetch(into)
         if self._faults.due("nan"):
             for target in into.values():
-                target[:] = 0xFF
+                if not isinstance(target, int):
+                    target[:] = 0xFF
 
     def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
         faults = self._faults

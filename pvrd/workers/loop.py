@@ -115,6 +115,9 @@ class Worker:
         backend, described = opened.backend, None
         if backend is not None:
             described = devices.describe(backend.info, devices.quarantined(backend))
+            if nodes := wanted.node():
+                described["properties"] = {**described["properties"], "nodes": nodes}
+            wanted.arm()
         self.send(
             {
                 "t": "hello",

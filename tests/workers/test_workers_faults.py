@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,40 @@ b.executable(p, b.weights({})).run("a")
 def test_exit_ends_the_process_in_the_middle() -> None:
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", _EXIT], cwd=root, check=False).returncode == 9
+
+
+def test_armed_faults_wait_for_their_signal_in_every_generation() -> None:
+    planned = faults.parse(["gpu:armed", "gpu:device_lost:2", "gpu:slow:1"], "gpu", 7)
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        planned.arm()
+        made = faults.FaultyBackend(NullBackend(), planned)
+        executable = made.executable(PROGRAM, made.weights({}))
+        for _ in range(3):
+            executable.run("a")
+        signal.raise_signal(signal.SIGUSR2)
+        executable.run("a")
+        with pytest.raises(DeviceLost):
+            executable.run("a")
+        signal.raise_signal(signal.SIGUSR2)
+        executable.run("a")
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_what_vulkan_answers_is_planned_by_call_and_number() -> None:
+    lost = faults.parse("gpu:vk_lost:2", "gpu", 1)
+    calls = ["vkQueueSubmit", "vkAllocateMemory", "vkQueueSubmit", "vkQueueSubmit"]
+    assert [lost.answer(c) for c in calls] == ["", "", "VkErrorDeviceLost", "VkErrorDeviceLost"]
+    memory = faults.parse("gpu:vk_memory:2", "gpu", 1)
+    assert [memory.answer(c) for c in calls[:3]] == ["", *["VkErrorOutOfDeviceMemory"] * 2]
+    assert faults.parse("gpu:node:130", "gpu", 1).node() == ["/dev/dri/renderD130"]
+
+
+def test_nan_logits_are_nan_in_logits_alone() -> None:
+    faulty = backend("gpu:nan_logits")
+    buffers = {**PROGRAM.buffers, "topk": Buffer("topk", 8, "output")}
+    executable = faulty.executable(Program(buffers, {"a": ()}), faulty.weights({}))
+    executable.run("a")
+    assert np.isnan(executable.read("topk", 8).view(np.float32)).all()
+    assert executable.read("out", 8).view(np.float32).tolist() == [0.0, 0.0]
