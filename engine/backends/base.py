@@ -77,7 +77,8 @@ COUNTERS = (
 )
 
 # Outputs to the host: of each buffer the first bytes, as many as its array has (uint8, contiguous).
-Into = Mapping[str, Array]
+# A number in its place says that so many bytes will be looked at next.
+Into = Mapping[str, Array | int]
 NOWHERE: Into = MappingProxyType({})
 
 

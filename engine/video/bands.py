@@ -48,6 +48,7 @@ class Bands:
         )  # fmt: skip
         self._apart = "planes" in program.sequences
         self._planes_done = False
+        self._band = 0
         self._out = fmt.scaled(self.scale).planes()
         self._words = np.zeros(PARAM_WORDS, np.uint32)
         self._words[video.TILE] = tiling.tw * tiling.th
@@ -75,6 +76,7 @@ class Bands:
 
     def load(self, band: int, source: Source) -> None:
         """The band's rows to the device."""
+        self._band = band
         w = self._words
         for i, role in enumerate(self.format.roles):
             begin, end, low, high = self.span(band, role)
@@ -90,17 +92,22 @@ class Bands:
             self.executable.write(f"in{i}", source.rows(i, low, high))
         self._planes_done = not self._apart
 
-    def run(self, column: int, count: int, into: Sequence[Bytes] = ()) -> None:
+    def run(
+        self, column: int, count: int, into: Sequence[Bytes] = (), last: bool = False
+    ) -> None:
         """A slice: `count` tiles (at most tiling.batch) from a column on; with a band's first slice
         also the planes that no tile has a part of. `into`: where the band's rows of each enlarged
-        plane go then, as `rows` would give them.
+        plane go then, as `rows` would give them. `last`: it is the band's last slice.
 
         Raises:
             DeviceLost, OutOfMemory: as Executable.run.
         """
         self._words[video.N_TILES], self._words[video.COL0] = count, column
         self.executable.write("params", self._words)
-        outputs = {f"out{i}": rows for i, rows in enumerate(into)}
+        outputs: dict[str, Bytes | int] = {f"out{i}": rows for i, rows in enumerate(into)}
+        if last and not outputs:
+            planes = range(len(self._out))
+            outputs = {f"out{i}": self._nbytes(self._band, i) for i in planes}
         if self._planes_done:
             self.executable.run("tiles", into=outputs)
         else:
@@ -111,9 +118,12 @@ class Bands:
         """The band's rows of an enlarged plane [rows, stride], until the next slice. Where no tile
         was computed they mean nothing.
         """
+        found = self.executable.look(f"out{plane}", self._nbytes(band, plane))
+        return found.reshape(-1, self._out[plane].stride)
+
+    def _nbytes(self, band: int, plane: int) -> int:
         first, last = self.out_span(band, plane)
-        stride = self._out[plane].stride
-        return self.executable.look(f"out{plane}", (last - first) * stride).reshape(-1, stride)
+        return (last - first) * self._out[plane].stride
 
     def close(self) -> None:
         """Gives the device's memory back."""

@@ -232,7 +232,7 @@ class VideoPipeline:
                     count = most
                 self._placed = [] if self._todo else self._places(self._sink)
                 began = time.perf_counter()
-                self._bands.run(column, count, self._placed)
+                self._bands.run(column, count, self._placed, last=not self._todo)
                 self._fit.took(count, time.perf_counter() - began)
                 if self._todo:
                     return False

@@ -79,6 +79,7 @@ class Ferry:
     ) -> None:
         self._backend, self._buffers, self._slow = backend, buffers, slow
         self._using: set[Adoption] = set()  # by the next submission
+        self._fresh: dict[str, int] = {}  # bytes of outputs that are in staging as the device's
         self._staged: dict[str, api.Placed] = {}
         self._sent: dict[str, list[api.Copy]] = {}  # uploads for the next submission
         self._slots: list[Any] = []  # command buffers
@@ -111,15 +112,28 @@ class Ferry:
         """Number of the recording that brings what was sent; -1: nothing was."""
         copies = [copy for some in self._sent.values() for copy in some]
         self._sent.clear()
+        self._fresh.clear()
         return self._recording(copies, True) if copies else -1
+
+    @property
+    def waits(self) -> bool:
+        """Is there something that the device has not got yet?"""
+        return bool(self._sent)
 
     def downloads(self, into: Into) -> tuple[int, dict[str, Array]]:
         """Number of the recording that brings outputs (-1: none does), and what is left for the
         host after it: `finish` does that of these buffers, the others are read as they lie.
         """
-        copies, left = [], {}
+        copies: list[api.Copy] = []
+        left: dict[str, Array] = {}
         for name, target in into.items():
-            source = self._buffers.get(name) or self._slow.get(name)
+            source = self._buffers.get(name)
+            if isinstance(target, int):
+                if source is not None:
+                    copies.append(api.Copy(source, 0, self._stage(name)[0], 0, target))
+                    self._fresh[name] = target
+                continue
+            source = source or self._slow.get(name)
             place = self._adopted(target) if source is not None else None
             if place is None:
                 left[name] = target
@@ -157,10 +171,14 @@ class Ferry:
         return found[0].placed, found[1]
 
     def look(self, name: str, nbytes: int, offset: int) -> tuple[int, Array]:
-        """Number of the recording that brings a part of an output to staging, and where."""
+        """Number of the recording that brings a part of an output to staging (-1: it is there), and
+        where.
+        """
         stage, memory = self._stage(name)
-        copy = api.Copy(self._buffers[name], offset, stage, offset, nbytes)
         self._backend._counters["bytes_read_back"] += nbytes
+        if offset + nbytes <= self._fresh.get(name, 0):
+            return -1, memory[offset : offset + nbytes]
+        copy = api.Copy(self._buffers[name], offset, stage, offset, nbytes)
         return self._recording([copy], False), memory[offset : offset + nbytes]
 
     def command(self, number: int) -> list[Any]:

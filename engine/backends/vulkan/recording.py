@@ -282,6 +282,8 @@ class VulkanExecutable:
     def look(self, buffer: str, nbytes: int, offset: int = 0) -> Array:
         placed, buf = self._range(buffer, nbytes, offset)
         if buf.kind == "output" and buffer in self._ferry:
+            if self._ferry.waits:
+                self._send()
             number, seen = self._ferry.look(buffer, nbytes, offset)
             self._carry(number)
             return seen
@@ -291,13 +293,17 @@ class VulkanExecutable:
         return placed.mapped[offset : offset + nbytes]
 
     def fetch(self, into: Into) -> None:
-        for name, target in into.items():
-            self._range(name, target.nbytes, 0)
+        self._meant(into)
         number, left = self._ferry.downloads(into)
         self._carry(number)
         self._finish(left)
 
-    def _finish(self, left: Into) -> None:
+    def _meant(self, into: Into) -> None:
+        """Raises InvalidArgument: it is no part of the program's buffers."""
+        for name, target in into.items():
+            self._range(name, target if isinstance(target, int) else target.nbytes, 0)
+
+    def _finish(self, left: Mapping[str, Array]) -> None:
         """The host's part of a fetch."""
         for name, target in left.items():
             if name in self._ferry:
@@ -311,8 +317,7 @@ class VulkanExecutable:
             raise InvalidArgument("the executable is closed")
         if missing := [s for s in sequences if s not in self._recorded]:
             raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
-        for name, target in into.items():
-            self._range(name, target.nbytes, 0)
+        self._meant(into)
         ferry = self._ferry
         up = ferry.uploads()
         down, left = ferry.downloads(into)

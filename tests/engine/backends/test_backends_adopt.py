@@ -105,6 +105,27 @@ def test_parts_that_meet_arrive_in_order(far: Backend) -> None:
 
 
 @pytest.mark.gpu
+def test_what_will_be_looked_at_comes_with_the_slice(
+    far: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exe = far.executable(chain(), far.weights({"w": chain_data()[1]}))
+    exe.write("params", PARAMS)
+    submissions = []
+    submit = far._submit
+    monkeypatch.setattr(far, "_submit", lambda *given: (submissions.append(1), submit(*given))[1])
+    for turn in range(3):
+        x, _, want = chain_data(turn)
+        submissions.clear()
+        exe.write("x", x)
+        exe.run("first", "second", into={"y": 4 * want.size})
+        y = exe.look("y", 4 * want.size).view(np.float32).reshape(want.shape)
+        assert len(submissions) == 1
+        np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-6)
+    exe.write("y", b"later")
+    assert bytes(exe.look("y", 5)) == b"later"
+
+
+@pytest.mark.gpu
 def test_many_places_need_no_more_recordings_than_are_kept(far: Backend) -> None:
     exe = far.executable(chain(), far.weights({"w": chain_data()[1]}))
     ring = shared(2)

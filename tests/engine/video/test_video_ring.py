@@ -14,7 +14,7 @@ import pytest
 from engine.video import frames
 from engine.video.frames import Bytes, FrameFormat
 from engine.video.network import VideoModel
-from engine.video.upscale import VideoPipeline
+from engine.video.upscale import Planes, VideoPipeline
 from tests.engine.video.conftest import FAST, scene
 
 FORMAT = FrameFormat(288, 240)
@@ -112,6 +112,40 @@ def test_results_are_the_same_and_nothing_large_is_copied(
         before = after
     pipeline.close()
     other.close()
+    adopted.close()
+
+
+class Lent(Planes):
+    """Planes that the device must not write to by itself."""
+
+    def place(self, plane: int, begin: int, end: int) -> None:
+        return None
+
+
+@pytest.mark.gpu
+def test_where_the_device_may_not_write_the_host_copies_in_the_same_submission(
+    far: Any, far_model: VideoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = Ring(1)
+    adopted = far.adopt(ring.memory)
+    pipeline = VideoPipeline(far, far_model, FORMAT)
+    src, dst = ring.slots[0]
+    for place, plane in zip(src, picture(1), strict=True):
+        place[:] = plane
+    run(pipeline, src, dst)
+    want = [plane.copy() for plane in dst]
+    for plane in dst:
+        plane[:] = 0
+    submissions: list[int] = []
+    submit = far._submit
+    monkeypatch.setattr(far, "_submit", lambda *given: (submissions.append(1), submit(*given))[1])
+    lent = Lent(dst, [p.width for p in FORMAT.scaled(2).planes()])
+    pipeline.begin(src, lent)
+    while not pipeline.step():
+        pass
+    assert same(dst, want)
+    assert len(submissions) == pipeline.slices
+    pipeline.close()
     adopted.close()
 
 
