@@ -343,9 +343,7 @@ class Client:
         if self._connection is None:
             raise NoDaemon("The connection is closed.")
         reply = self._wait(
-            self._connection.call(
-                BUS, BUS_PATH, BUS, "GetConnectionUnixProcessID", "s", [NAME]
-            )
+            self._connection.call(BUS, BUS_PATH, BUS, "GetConnectionUnixProcessID", "s", [NAME])
         )
         return int(reply.body[0])
 

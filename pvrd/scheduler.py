@@ -292,9 +292,7 @@ class Scheduler:
             if e.let_in and not (e.cheap and now + e.work + self._block < (e.deadline or 0.0))
         ]
 
-    def _fits(
-        self, new: _Entry, dated: list[_Entry], accounts: list[_Account], now: float
-    ) -> bool:
+    def _fits(self, new: _Entry, dated: list[_Entry], accounts: list[_Account], now: float) -> bool:
         """With the new one let in, is every deadline met that it could make late, and its own?"""
         inside = [e for e in dated if e.let_in]
         return all(

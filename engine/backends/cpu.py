@@ -368,9 +368,7 @@ class CpuBackend:
         return CpuWeights(blobs)
 
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> CpuExecutable:
-        return CpuExecutable(
-            self._counters, program, weights, self.threads, lent, self._watched
-        )
+        return CpuExecutable(self._counters, program, weights, self.threads, lent, self._watched)
 
     def watch(self, log: Log | None) -> None:
         """Has the time of each kernel told from now on, which costs some; None: no more."""

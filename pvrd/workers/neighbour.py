@@ -89,9 +89,7 @@ def _numbers(text: str) -> list[int]:
     return out
 
 
-def choose(
-    allowed: frozenset[int], wanted: int = 0, reserve: int = 1, root: Path = SYS
-) -> Cores:
+def choose(allowed: frozenset[int], wanted: int = 0, reserve: int = 1, root: Path = SYS) -> Cores:
     """The big cores, one thread each; with more than two cores `reserve` of them stay free, little
     ones where there are enough. `wanted`: so many threads instead, on as many CPUs as they need.
     """

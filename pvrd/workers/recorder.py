@@ -51,9 +51,7 @@ class Recorder:
         """A task's slice, CLOCK_MONOTONIC seconds."""
         name = "/".join(str(v) for v in task.subject().values())
         kind = type(task).__name__.removesuffix("Task").lower()
-        self._slices.append(
-            ["slice", _us(began), _us(ended - began), name, kind, task.priority]
-        )
+        self._slices.append(["slice", _us(began), _us(ended - began), name, kind, task.priority])
 
     def end(self, job: str) -> Iterator[dict[str, Any]]:
         """Ends a trace: its messages, `trace.done` the last. One that is unknown has none."""
