@@ -96,6 +96,32 @@ def test_units(start: Any, callers: Any, lines: Any, until: Any, units: dict[str
         until(lambda unit=unit: unit.children[-1].poll() is not None)
 
 
+def test_units_rest_by_the_end_of_their_socket(
+    start: Any, callers: Any, lines: Any, until: Any, units: dict[str, Unit]
+) -> None:
+    """A hold and idleness end the program of a unit, without a kill, and the next job starts it."""
+    start(
+        {
+            "workers.gpu_socket": str(units["gpu"].path),
+            "workers.cpu_socket": str(units["cpu"].path),
+            "workers.idle_s": 1.0,
+            "models.keep_s": 0.1,
+        }
+    )
+    caller = callers()
+    reply = caller.call("Hold", "sa{sv}", ["a game", {}])
+    fd = reply.fds.take(reply.body[0])
+    caller.state("cpu")
+    until(lambda: units["gpu"].children[0].poll() == 0, "its end, by itself")
+    os.close(fd)
+    caller.state("gpu")
+    until(lambda: all(u.children[-1].poll() == 0 for u in units.values()), "both idle")
+    assert [d["state"] for d in caller.get("Devices")] == ["asleep", "asleep"]
+    said = lines(caller.generate(caller.open_text(device="gpu"), "x", max_tokens=2)).rest()
+    assert said[-1]["device"] == "gpu"
+    assert units["gpu"].children[-1].poll() is None
+
+
 def test_no_units(start: Any, callers: Any, tmp_path: Path, lines: Any) -> None:
     start({"workers.gpu_socket": str(tmp_path / "none")})
     caller = callers()

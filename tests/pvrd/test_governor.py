@@ -7,7 +7,6 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from pvrd import config, governor
 from pvrd.config import Config
 from pvrd.governor import Decision, Governor, Snapshot, State, decide
-from pvrd.sensors import recording
 
 DEFAULTS = Config({key: rule.default for key, rule in config.KEYS.items()})
 
@@ -351,51 +349,3 @@ def test_it_asks_to_be_asked_again_exactly_when_something_is_due(seed: int) -> N
             late = replace(snapshot, time_s=snapshot.time_s + 299)
             same, _ = decide(late, state, DEFAULTS)
             assert same == decision
-
-
-# -- recorded days (tools/days.py)
-
-DAYS = Path(__file__).resolve().parents[1] / "data" / "days"
-
-
-def lived(name: str) -> list[tuple[Snapshot, Decision]]:
-    out, state = [], State()
-    for snapshot in recording.read(DAYS / f"{name}.jsonl"):
-        decision, state = decide(snapshot, state, DEFAULTS)
-        out.append((snapshot, decision))
-    return out
-
-
-def test_a_day_on_the_battery_turns_to_low_precision_once() -> None:
-    day = lived("battery")
-    low = [s for s, d in day if d.precision == "low"]
-    assert low
-    assert sum(not s.on_battery or (s.battery or 0) >= 23 for s in low) <= 1  # its dwell
-    spells = [d.precision for (_, d), (_, before) in itertools.pairwise(day) if d != before]
-    assert spells.count("low") <= 2
-    assert all(d.parked == s.sleeping for s, d in day)
-
-
-def test_bursts_of_a_compositor_cost_share_first_and_come_back() -> None:
-    day = lived("bursts")
-    shares = [d.share for _, d in day]
-    assert {0.25, 0.5, 0.75, 1.0} == set(shares)
-    assert all(d.device == "cpu" for s, d in day if s.holds)
-    on_cpu = [s.time_s for s, d in day if d.device == "cpu"]
-    assert on_cpu
-    changes = sum(a != b for a, b in itertools.pairwise(shares))
-    hours = (day[-1][0].time_s - day[0][0].time_s) / 3600
-    assert changes < 300 * hours
-    calm = [d for s, d in day if d.share == 1.0 and d.device == "gpu"]
-    assert len(calm) > len(day) / 2
-
-
-def test_heat_ramps_take_workgroups_step_by_step() -> None:
-    day = lived("thermal")
-    scales = [key for key, _ in itertools.groupby(d.group_scale for _, d in day)]
-    order = list(governor.SCALES)
-    assert min(scales) == 0.25
-    assert scales[-1] in order
-    assert all(abs(order.index(a) - order.index(b)) == 1 for a, b in itertools.pairwise(scales))
-    cool = [d.group_scale for s, d in day if s.margin_c is not None and s.margin_c > 20]
-    assert cool.count(1.0) > 0.9 * len(cool)
