@@ -295,9 +295,7 @@ const uint WORDS = 4u;
 #else
 const uint WORDS = 8u;
 #endif
-#if defined(DIRECT)
-const uint AHEAD = DIRECT;
-#elif defined(FMT_Q4)
+#if defined(FMT_Q4)
 const uint AHEAD = 2u;
 #else
 const uint AHEAD = 1u;

@@ -2,7 +2,9 @@
 // matvec for large GPUs, by int8: four neighbours take a block of 16 rows, four rows each, and round
 // the activations of that block for themselves alone, so that nobody waits for a workgroup before
 // the sums. Weights are asked for first and always AHEAD blocks early, also across the ends of
-// tiles; a workgroup takes several tiles where there are many. To be included by matvec.glsl.
+// tiles; a workgroup takes several tiles where there are many. What was asked for is in variables
+// with names: an array lies in memory where a driver leaves the loop over it a loop. To be included
+// by matvec.glsl.
 
 const uint SLOTS = PVR_WG_X / 4u;  // blocks side by side
 
@@ -42,24 +44,30 @@ void main() {
     uint total = (tiles - first + apart - 1u) / apart * PASSES * turns;
     bool whole = blocks <= CHUNK;
 
-    Unit units[AHEAD];
+#if DIRECT == 2
+#define EACH(DO) DO(0) DO(1)
+#else
+#define EACH(DO) DO(0) DO(1) DO(2)
+#endif
+#define UNIT(i) Unit unit##i;
+    EACH(UNIT)
     uint asked = 0u, ask_tile = first, ask_pass = 0u, ask_turn = 0u;
     uint origin = weights_quad(tile_of(first, 0u) * 4u + part, push.k);
-#define ASK(i)                                                                        \
-    if (asked < total) {                                                              \
-        units[i] = fetch(origin + min(ask_turn * SLOTS + slot, blocks - 1u) * WEIGHTS_BLOCK); \
-        asked++;                                                                      \
-        if (++ask_turn == turns) {                                                    \
-            ask_turn = 0u;                                                            \
-            if (++ask_pass == PASSES) {                                               \
-                ask_pass = 0u;                                                        \
-                ask_tile += apart;                                                    \
-            }                                                                         \
-            origin = weights_quad(tile_of(ask_tile, ask_pass) * 4u + part, push.k);   \
-        }                                                                             \
+#define ASK(i)                                                                            \
+    if (asked < total) {                                                                  \
+        uint block = min(ask_turn * SLOTS + slot, blocks - 1u);                           \
+        unit##i = fetch(origin + block * WEIGHTS_BLOCK);                                  \
+        asked++;                                                                          \
+        if (++ask_turn == turns) {                                                        \
+            ask_turn = 0u;                                                                \
+            if (++ask_pass == PASSES) {                                                   \
+                ask_pass = 0u;                                                            \
+                ask_tile += apart;                                                        \
+            }                                                                             \
+            origin = weights_quad(tile_of(ask_tile, ask_pass) * 4u + part, push.k);       \
+        }                                                                                 \
     }
-    [[unroll]] for (uint i = 0u; i < AHEAD; i++)
-        ASK(i)
+    EACH(ASK)
 
     if (whole) {
         [[unroll]] for (uint i = 0u; i < 2u; i++) {
@@ -77,32 +85,32 @@ void main() {
 
     uint tile = first, pass = 0u, turn = 0u, side = 0u;
     vec4 sum = vec4(0.0), none = vec4(0.0);
-    for (uint done = 0u; done < total; done += AHEAD) {
-        [[unroll]] for (uint i = 0u; i < AHEAD; i++) {
-            if (done + i < total) {
-                Unit unit = units[i];
-                ASK(i)
-                uint at = turn * SLOTS + slot;
-                if (!whole) {
-                    bool there = at < blocks;
-                    uint block = min(at, blocks - 1u);
-                    at = slot;
-                    rounded_now();  // what is there was read
-                    round_part(block, at, part, there, tile == first && pass == 0u);
-                    rounded_now();
-                }
-                add(unit, at, sum, none);
-                if (++turn == turns) {
-                    finish(sum, lane, tile, pass, side * PVR_WG_X);
-                    sum = vec4(0.0);
-                    turn = 0u;
-                    side ^= 1u;
-                    if (++pass == PASSES) {
-                        pass = 0u;
-                        tile += apart;
-                    }
-                }
-            }
-        }
+#define TAKE(i)                                                                           \
+    if (done + uint(i) < total) {                                                         \
+        Unit unit = unit##i;                                                              \
+        ASK(i)                                                                            \
+        uint at = turn * SLOTS + slot;                                                    \
+        if (!whole) {                                                                     \
+            bool there = at < blocks;                                                     \
+            uint block = min(at, blocks - 1u);                                            \
+            at = slot;                                                                    \
+            rounded_now(); /* what is there was read */                                   \
+            round_part(block, at, part, there, tile == first && pass == 0u);              \
+            rounded_now();                                                                \
+        }                                                                                 \
+        add(unit, at, sum, none);                                                         \
+        if (++turn == turns) {                                                            \
+            finish(sum, lane, tile, pass, side * PVR_WG_X);                               \
+            sum = vec4(0.0);                                                              \
+            turn = 0u;                                                                    \
+            side ^= 1u;                                                                   \
+            if (++pass == PASSES) {                                                       \
+                pass = 0u;                                                                \
+                tile += apart;                                                            \
+            }                                                                             \
+        }                                                                                 \
+    }
+    for (uint done = 0u; done < total; done += uint(DIRECT)) {
+        EACH(TAKE)
     }
 }

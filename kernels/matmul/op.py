@@ -57,7 +57,7 @@ _COOPMAT = (
     CoopmatTile(256, 128, 64, 64, 32, 1),
     CoopmatTile(128, 128, 64, 64, 32, 2),
     CoopmatTile(128, 128, 64, 32, 64, 1),
-    CoopmatTile(128, 128, 64, 32, 32, 1),
+    CoopmatTile(128, 128, 64, 32, 32, 2),
     CoopmatTile(128, 256, 64, 64, 32, 1),
     CoopmatTile(64, 128, 32, 32, 64, 1),
     CoopmatTile(128, 64, 64, 32, 64, 1),

@@ -63,7 +63,7 @@ def variants(more: int = 0) -> tuple[Variant, ...]:
 
 
 def _direct(fmt: str, invocations: int, ahead: int, chunk: int, more: int) -> Variant:
-    defines = {f"FMT_{fmt.upper()}": "1", "PACKED_INT8": "1", "DIRECT": f"{ahead}u"}
+    defines = {f"FMT_{fmt.upper()}": "1", "PACKED_INT8": "1", "DIRECT": str(ahead)}
     defines["DIRECT_CHUNK"] = f"{chunk}u"
     shared = 2 * (16 + more) * invocations + 40 * chunk
     needs = _SHUFFLES | {"int_dot"}
