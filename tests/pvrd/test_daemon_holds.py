@@ -56,6 +56,26 @@ def test_a_hold_frees_the_gpu_and_its_end_brings_it_back(
     assert "restarts" not in str(device(caller))
 
 
+def test_a_decision_is_told_to_all(daemon: Any, caller: Any, until: Any) -> None:
+    told: list[dict[str, Any]] = []
+    caller.run(
+        caller.connection.subscribe(
+            lambda signal: told.append(plain(signal.body[1])),
+            interface="org.freedesktop.DBus.Properties",
+            member="PropertiesChanged",
+        )
+    )
+    caller.state("gpu")
+    told.clear()
+    fd = hold(caller)
+    caller.state("cpu")
+    decisions = [values["Decision"] for values in told if "Decision" in values]
+    assert [(d["device"], d["reason"]) for d in decisions] == [("cpu", "the GPU is held: a game")]
+    assert any(values.get("Reason") == "the GPU is held: a game" for values in told)
+    os.close(fd)
+    caller.state("gpu")
+
+
 def test_a_hold_lasts_as_long_as_any_copy_of_its_pipe(daemon: Any, caller: Any, until: Any) -> None:
     fd = hold(caller)
     copy = os.dup(fd)
