@@ -26,11 +26,15 @@ LIMIT = Limit()
 class Fit:
     """How many tokens, tiles or parts fit into a slice. It begins with `least`, which is never too
     much, doubles while there is time, and comes back at once when a slice was too long.
+
+    Where `least` alone takes longer than a slice may, smaller slices are not to be had, and many of
+    them would only cost: then a slice may take `over` times as long as that.
     """
 
-    def __init__(self, least: int = 1) -> None:
-        self._least = least
+    def __init__(self, least: int = 1, over: float = 1.0) -> None:
+        self._least, self._over = least, over
         self._fits = least
+        self._least_s = 0.0  # that `least` takes
 
     def most(self, full: int) -> int:
         """Of `full` that a slice can take in."""
@@ -39,9 +43,11 @@ class Fit:
 
     def took(self, count: int, seconds: float) -> None:
         """A slice of so many took so long."""
-        bound = LIMIT.slice_s
-        if not bound or seconds <= 0:
+        if not LIMIT.slice_s or seconds <= 0:
             return
+        if count <= self._least:
+            self._least_s = min(seconds, 1.1 * (self._least_s or seconds))
+        bound = max(LIMIT.slice_s, self._over * self._least_s if self._over > 1 else 0.0)
         fits = int(count * MARGIN * bound / seconds)
         if seconds > bound:
             self._fits = max(self._least, min(self._fits, fits))

@@ -33,6 +33,7 @@ Progress = Callable[[float], None]
 MATRIX_CHUNK = 512  # where the device has units for matrices, which want many at a time
 SOFTWARE_CHUNK = 32
 LEAST = 16  # tokens of a prompt: fewer take about as long where the weights are what is read
+OVER = 1.5  # so much longer than those may a slice take, where they take too long already
 
 
 class State:
@@ -162,7 +163,7 @@ class TextModel:
         self.chunk = chunk or _chunk(backend)
         waits = backend.info.kind == "gpu" and not backend.info.software
         self.ahead = MOST if waits else 1  # most tokens of a slice that decodes
-        self.fit = Fit(LEAST)  # of a prompt's tokens
+        self.fit = Fit(LEAST, OVER)  # of a prompt's tokens
         self.tokenizer = TextTokenizer(
             Data(
                 meta["tokenizer"],

@@ -57,8 +57,8 @@ def test_short_slices_cut_a_prompt_into_pieces_and_the_answer_is_the_same(
     assert [m["id"] for m in cut[:-1]] == [m["id"] for m in whole[:-1]]
     tokens = cut[-1]["stats"]["prefill_tokens"]
     assert tokens > 32
-    # Pieces of 16 tokens, then a slice a token.
-    assert submissions(worker) - before == -(-tokens // 16) + 7
+    # Pieces of 16 tokens, or a few more, then a slice a token.
+    assert before < submissions(worker) - before <= -(-tokens // 16) + 7
 
 
 def test_work_takes_its_share_of_the_time_alone(peer: Start, tiny: Path) -> None:
@@ -196,6 +196,21 @@ def test_fit_grows_while_there_is_time_and_comes_back_at_once(
     monkeypatch.setattr(LIMIT, "scale", 0.25)
     assert Fit(16).most(512) == 128
     assert Fit(1).most(2) == 1
+
+
+def test_where_the_least_takes_too_long_it_is_the_measure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LIMIT, "slice_s", 0.002)
+    strict, fit = Fit(16), Fit(16, over=1.5)
+    for _ in range(20):
+        for one in (strict, fit):
+            count = one.most(512)
+            one.took(count, 0.01 + count * 1e-5)  # reading the weights is most of it
+    assert strict.most(512) == 16
+    assert 200 <= fit.most(512) <= 600
+    fit.took(fit.most(512), 0.15)  # somebody else is there
+    assert fit.most(512) < 100
 
 
 def test_canary_measures_against_the_same_slice_alone() -> None:
