@@ -18,8 +18,6 @@ program.
 from __future__ import annotations
 
 import argparse
-import mmap
-import os
 import statistics
 import sys
 import time
@@ -27,42 +25,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from benchmarks import common, nsr_export
-from benchmarks.nsr_speed import picture
-from engine.backends.base import NOWHERE, Array, Backend, Into, RunStats
+from benchmarks.nsr_ring import Place, slots
+from engine.backends.base import NOWHERE, Backend, Into, RunStats
 from engine.program import Program
 from engine.video import plain, upscale
-from engine.video.frames import Bytes, FrameFormat, views
+from engine.video.frames import FrameFormat
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
 
-Place = tuple[list[Bytes], list[Bytes]]  # planes of a frame and of its result
-
 SLOTS = 3
-PAGE = 4096
-
-
-def slots(fmt: FrameFormat, out: FrameFormat) -> tuple[Array, list[Place]]:
-    """A ring as the daemon makes it, and the planes of each slot."""
-    ends = [-(-(p[-1].offset + p[-1].nbytes) // PAGE) * PAGE for p in (fmt.planes(), out.planes())]
-    each = sum(ends)
-    fd = os.memfd_create("ring")
-    os.ftruncate(fd, SLOTS * each)
-    memory = np.frombuffer(mmap.mmap(fd, SLOTS * each), np.uint8)
-    os.close(fd)
-    memory[:] = 0  # every page is there
-    found = [
-        (views(memory, fmt.planes(), i * each), views(memory, out.planes(ends[0]), i * each))
-        for i in range(SLOTS)
-    ]
-    for number, (source, _) in enumerate(found):
-        luma = picture(fmt.width, fmt.height)
-        for plane in source:
-            plane[:] = 128
-        source[0][:, : fmt.width] = np.roll(luma, 8 * number, 1)
-    return memory, found
 
 
 class Clock:
@@ -142,7 +114,7 @@ def frame_rows(
 ) -> Iterator[common.Row]:
     """The parts of a frame, both ways."""
     for way in ("ring", "plain"):
-        ring, places = slots(fmt, fmt.scaled(model.scale))
+        ring, places = slots(fmt, fmt.scaled(model.scale), SLOTS)
         adopted = backend.adopt(ring) if way == "ring" else None
         pipeline = VideoPipeline(backend, model, fmt, unchanged="exact")
         list(watched(pipeline, places, 6))
@@ -219,7 +191,7 @@ def operation_rows(
     single = replace(whole, sequences={f"{i}": (call,) for i, call in enumerate(calls)})
     exe = backend.executable(single, model.weights)
     words.executable, inner = exe, words.executable
-    _, places = slots(fmt, fmt.scaled(model.scale))
+    _, places = slots(fmt, fmt.scaled(model.scale), SLOTS)
     planes = upscale.as_planes(places[0][0], fmt.planes(), fmt.sample_bytes)
     words.load(0, planes)
     words._words[0] = min(pipeline.tiling.batch, pipeline.tiling.columns)

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import common, nsr_export, nsr_peers, peers
+from benchmarks.nsr_ring import picture, slots
 from engine.backends.base import NOWHERE, Array, Backend, Executable, Into, RunStats
 from engine.program import Program
 from engine.video.frames import FrameFormat
@@ -43,15 +44,6 @@ Bytes = npt.NDArray[np.uint8]
 TIERS = ("fast", "balanced", "quality")
 SIZES = [(480, 270), (960, 540)]
 _RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
-
-
-def picture(width: int, height: int) -> Bytes:
-    """Luma with edges, ramps and noise, the same each time: u8 [height, width]."""
-    y, x = np.mgrid[0:height, 0:width]
-    rings = 60 * np.sin((x - width / 2) ** 2 / 900 + (y - height / 3) ** 2 / 700)
-    noise = np.random.default_rng(1).normal(0, 3, (height, width))
-    luma: Bytes = np.clip(128 + rings + 40 * (x > y) + noise, 16, 235).astype(np.uint8)
-    return luma
 
 
 class Watched:
@@ -86,16 +78,15 @@ class Watched:
 
 
 class Ours:
-    """A pipeline with its planes."""
+    """A pipeline with its planes, which lie as the daemon has them."""
 
     def __init__(self, backend: Backend, model: VideoModel, luma: Bytes, pixel: str) -> None:
         height, width = luma.shape
         fmt = FrameFormat(width, height, pixel)
-        self.pipeline = VideoPipeline(backend, model, fmt)
-        self.source = [np.full((p.height, p.stride), 128, np.uint8) for p in fmt.planes()]
+        memory, [(self.source, self.target)] = slots(fmt, fmt.scaled(model.scale), 1)
         self.source[0][:, :width] = luma
-        wide = fmt.scaled(model.scale).planes()
-        self.target = [np.zeros((p.height, p.stride), np.uint8) for p in wide]
+        self._adopted = backend.adopt(memory)
+        self.pipeline = VideoPipeline(backend, model, fmt)
         self.width = model.scale * width
 
     def frame(self) -> Bytes:
