@@ -12,8 +12,7 @@ import ctypes
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -256,16 +255,6 @@ class HostExecutable:
         self._buffers = None
 
 
-Log = Callable[[str, float, float], None]  # an operation, when (CLOCK_MONOTONIC), seconds
-
-
-@dataclass
-class Watched:
-    """Who is told of each kernel's time, by all executables of a backend; None: nobody."""
-
-    log: Log | None = None
-
-
 class CpuExecutable(HostExecutable):
     """A Program as arrays of pvr_call."""
 
@@ -276,11 +265,9 @@ class CpuExecutable(HostExecutable):
         weights: CpuWeights,
         threads: int,
         lent: Lent = NOTHING,
-        watched: Watched | None = None,
     ) -> None:
         super().__init__(counters, program, weights, lent)
         self._threads = threads
-        self._watched = watched or Watched()
         self._weights = weights  # the encoded addresses point into them
         self._encoded = {name: self._encode(name) for name in program.sequences}
         self._slices: dict[tuple[str, ...], Array] = {}
@@ -306,7 +293,7 @@ class CpuExecutable(HostExecutable):
                 row["buf"][i] = self.view(b.buffer).ctypes.data + b.offset
         return out
 
-    def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
+    def _slice(self, sequences: tuple[str, ...]) -> Array:
         self.view("params")  # a closed executable runs nothing
         calls = self._slices.get(sequences)
         if calls is None:
@@ -314,31 +301,50 @@ class CpuExecutable(HostExecutable):
                 raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
             calls = np.concatenate([np.zeros(0, _CALL), *(self._encoded[s] for s in sequences)])
             self._slices[sequences] = calls
+        return calls
+
+    def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
+        calls = self._slice(sequences)
         started = time.perf_counter()
-        if self._watched.log is None:
-            status = _library().pvr_run(calls.ctypes.data, len(calls), self._threads)
-        else:
-            status = self._one_by_one(sequences, calls, self._watched.log)
+        self._calls(calls)
         wall = time.perf_counter() - started
-        if status == -2:
-            raise OutOfMemory(_STATUS[status])
-        if status:
-            raise PvrError(f"the kernels refused a slice: {_STATUS.get(status, status)}")
         self._counters["submissions"] += 1
         self._counters["dispatches"] += len(calls)
         self.fetch(into)
         return RunStats(wall_s=wall)
 
-    def _one_by_one(self, sequences: tuple[str, ...], calls: Array, log: Log) -> int:
-        """As one call into the library, but each kernel's time is told."""
-        names = [call.op for s in sequences for call in self.program.sequences[s]]
-        for i, name in enumerate(names):
-            began = time.monotonic()
-            status: int = _library().pvr_run(calls[i:].ctypes.data, 1, self._threads)
-            log(name, began, time.monotonic() - began)
-            if status:
-                return status
-        return 0
+    def run_apart(
+        self,
+        sequences: Sequence[str],
+        apart: Sequence[int],
+        before: Callable[[int], None],
+        after: Callable[[int], None],
+    ) -> RunStats:
+        """As run, but the calls with these numbers in the slice are made alone, in order; `before`
+        and `after` are called around each with its number.
+        """
+        calls = self._slice(tuple(sequences))
+        started = time.perf_counter()
+        done = 0
+        for at in apart:
+            self._calls(calls[done:at])
+            before(at)
+            self._calls(calls[at : at + 1])
+            after(at)
+            done = at + 1
+        self._calls(calls[done:])
+        self._counters["submissions"] += 1
+        self._counters["dispatches"] += len(calls)
+        return RunStats(wall_s=time.perf_counter() - started)
+
+    def _calls(self, calls: Array) -> None:
+        if not len(calls):
+            return
+        status = _library().pvr_run(calls.ctypes.data, len(calls), self._threads)
+        if status == -2:
+            raise OutOfMemory(_STATUS[status])
+        if status:
+            raise PvrError(f"the kernels refused a slice: {_STATUS.get(status, status)}")
 
     def close(self) -> None:
         self._slices, self._encoded = {}, {}
@@ -351,7 +357,6 @@ class CpuBackend:
     def __init__(self, threads: int = 0) -> None:
         self.threads = threads if threads > 0 else usable_cpus()
         self._counters = dict.fromkeys(COUNTERS, 0)
-        self._watched = Watched()
         self.info = DeviceInfo(
             kind="cpu",
             name=_cpu_name(),
@@ -368,11 +373,7 @@ class CpuBackend:
         return CpuWeights(blobs)
 
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> CpuExecutable:
-        return CpuExecutable(self._counters, program, weights, self.threads, lent, self._watched)
-
-    def watch(self, log: Log | None) -> None:
-        """Has the time of each kernel told from now on, which costs some; None: no more."""
-        self._watched.log = log
+        return CpuExecutable(self._counters, program, weights, self.threads, lent)
 
     def adopt(self, memory: Array, fd: int = -1) -> None:
         """Nothing: kernels compute from cached copies of a band."""

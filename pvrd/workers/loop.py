@@ -134,7 +134,6 @@ class Worker:
             backend.announce = lambda on: self.send({"t": "busy", "on": on})
         if backend is not None and wanted.at:
             backend = faults.FaultyBackend(backend, wanted)
-        self._recorder.watch = getattr(backend, "watch", None)
         return None if backend is None else Metered(backend, self._meter)
 
     def _on_kernel(

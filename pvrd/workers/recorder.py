@@ -5,13 +5,12 @@ memory than a short one."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pvrd.workers.timings import Meter, Slice
 
 if TYPE_CHECKING:
-    from engine.backends.cpu import Log
     from pvrd.workers.schedule import Task
 
 RING = 65536  # of each: slices, runs of the device, kernels
@@ -26,7 +25,6 @@ class Recorder:
         self._job = ""
         self._slices: deque[list[Any]] = deque(maxlen=RING)
         self._kernels: deque[list[Any]] = deque(maxlen=RING)
-        self.watch: Callable[[Log | None], None] | None = None  # of a backend that tells kernels
 
     @property
     def on(self) -> bool:
@@ -39,10 +37,7 @@ class Recorder:
         self._slices.clear()
         self._kernels.clear()
         self._meter.slices = deque[Slice](maxlen=RING)
-        if self.watch is not None:
-            self.watch(self._kernel)
-        else:
-            self._meter.kernel = self._kernel
+        self._meter.kernel = self._kernel
 
     def _kernel(self, name: str, began: float, seconds: float) -> None:
         self._kernels.append(["kernel", _us(began), _us(seconds), name])
@@ -65,8 +60,6 @@ class Recorder:
         self._job, self._meter.slices, self._meter.kernel = "", None, None
         self._slices.clear()
         self._kernels.clear()
-        if self.watch is not None:
-            self.watch(None)
         for at in range(0, len(events), A_MESSAGE):
             yield {"t": "trace", "job": job, "events": events[at : at + A_MESSAGE]}
         yield {"t": "trace.done", "job": job}

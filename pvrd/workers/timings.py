@@ -201,7 +201,7 @@ class MeteredExecutable:
     def _apart(
         self, log: Callable[[str, float, float], None], sequences: tuple[str, ...], **more: Any
     ) -> RunStats:
-        """A slice of a device that can do so kernel by kernel, each with its own submission."""
+        """A slice kernel by kernel, each with a submission of its own, where the device can."""
         run_apart = getattr(self._inner, "run_apart", None)
         if run_apart is None:
             return self._inner.run(*sequences, **more)

@@ -134,12 +134,12 @@ def test_traces_are_of_those_who_asked(peer: Start, tiny: Path) -> None:
     worker.send("trace", job="other", on=False)
     assert worker.recv() == {"t": "trace.done", "job": "other"}
     worker.send("trace", job="t", on=True)
-    worker.text("1", PROMPT, max_tokens=4)
-    worker.answer("1")
+    worker.text("1", PROMPT, max_tokens=50)
+    traced = worker.answer("1")
     worker.send("trace", job="t", on=False)
     told = worker.until("trace.done", job="t")
-    worker.text("2", PROMPT, max_tokens=4)  # as without a trace
-    assert len(worker.answer("2")) == 5
+    worker.text("2", PROMPT, max_tokens=50)  # without a trace
+    assert [m.get("id") for m in worker.answer("2")] == [m.get("id") for m in traced]
     events = [event for message in told[:-1] for event in message["events"]]
     slices = [e for e in events if e[0] == "slice"]
     runs = [e for e in events if e[0] == "run"]
@@ -147,7 +147,8 @@ def test_traces_are_of_those_who_asked(peer: Start, tiny: Path) -> None:
     assert {e[4] for e in slices} == {"text"}
     assert {e[3] for e in runs} == {"prefill+head", "decode+head"}
     kernels = [e for e in events if e[0] == "kernel"]
-    assert {"matvec", "matmul", "rope_kv", "topk"} <= {e[3] for e in kernels}
+    assert {"matvec", "rope_kv", "topk"} <= {e[3] for e in kernels}
+    assert len(kernels) < 3 * len(runs)  # those of few slices
     assert sum(e[2] for e in kernels) <= sum(e[2] for e in runs) + len(kernels)
     for run in runs:
         assert any(s[1] <= run[1] + 50 and run[1] + run[2] <= s[1] + s[2] + 50 for s in slices)
