@@ -90,7 +90,10 @@ class Steering:
         self._last = loop.time()
         core.sensors.work(self._working())
         now = time.monotonic()
-        canary = core.supervisor.gpu.canary_ratio(now)
+        gpu = core.supervisor.gpu
+        # A GPU in software is as slow as the CPU is busy: that says nothing of a GPU.
+        software = bool((gpu.device or {}).get("software"))
+        canary = None if software else gpu.canary_ratio(now)
         snapshot = core.sensors.snapshot(
             now,
             canary=canary,

@@ -156,6 +156,30 @@ def test_a_kernel_is_blamed_for_a_gpu_that_hung_and_for_no_other_end(play: Any) 
     play(act)
 
 
+def test_the_canary_of_a_gpu_in_software_counts_for_nothing(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float | None] = []
+    known = Governor.decide
+
+    def decide(self: Governor, snapshot: governor.Snapshot) -> governor.Decision:
+        seen.append(snapshot.canary)
+        return known(self, snapshot)
+
+    monkeypatch.setattr(Governor, "decide", decide)
+
+    async def act(stage: Stage) -> None:
+        gpu = stage.supervisor.gpu
+        for software, counts in ((True, None), (False, 99.0)):
+            assert gpu.device is not None
+            gpu.device["software"] = software
+            gpu._on_canary({"t": "canary", "ratio": 99.0, "busy": 1.0, "slices": 5})
+            stage.steering.decide()
+            assert seen[-1] == counts
+
+    play(act)
+
+
 def test_another_gpu_is_none_of_ours(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steering, "open_nodes", lambda pid: {"/dev/dri/renderD128"})
     monkeypatch.setattr(steering, "_parent", lambda node: "fd000000.gpu")
