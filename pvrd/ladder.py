@@ -162,7 +162,7 @@ class Ladder:
             return quick[0]
         if not due or now - self.levels[self.at].since < SLOW_S:
             return None
-        self.levels[due[0]].wait = MOST_S
+        self.levels[due[0]].wait = max(SLOW_S, self.levels[due[0]].wait)
         return due[0]
 
     def _go(self, now: float, level: int, why: str) -> None:
