@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.backends.base import DeviceInfo
+from engine.backends.base import DeviceInfo, Limits
 from engine.errors import InvalidArgument
 from engine.video import frames
 from engine.video.frames import FrameFormat, Plane
@@ -92,3 +93,25 @@ def test_cuts_cover_the_frame_and_fit(size: tuple[int, int], kind: Any, tile: in
     if tile < 100000:
         assert t.nbytes(8) <= device.limits.max_storage_range
     assert Plane(0, 64, 1, 3).nbytes == 192
+
+
+def test_large_gpus_take_more_at_once() -> None:
+    limits = Limits(
+        max_workgroup_invocations=1024, max_shared_bytes=48 << 10, max_storage_range=4 << 30
+    )
+    small, large = DeviceInfo("gpu", "", "", False), DeviceInfo("gpu", "", "", False, limits)
+    layered = [plan(1920, 1080, 13, 32, device) for device in (small, large)]
+    assert (layered[0].tw, layered[0].th) == (layered[1].tw, layered[1].th)
+    assert layered[0].batch < layered[1].batch == layered[1].columns
+    fused = plan(1920, 1080, 7, 16, large, fused=True)
+    assert (fused.bands, fused.batch) == (1, fused.columns)
+    software = replace(large, software=True)
+    assert plan(1920, 1080, 13, 32, software) == layered[0]
+
+
+def test_light_networks_are_cut_coarsely_on_cpus_where_no_tile_is_kept() -> None:
+    cpu = DeviceInfo("cpu", "", "", True, Limits(max_storage_range=1 << 62))
+    fine, coarse = (plan(960, 540, 6, 8, cpu, fused=True, fine=fine) for fine in (True, False))
+    assert (fine.tiles, coarse.tiles) == (12, 2)
+    assert plan(960, 540, 7, 16, cpu, fused=True, fine=False).tiles == 12
+    assert plan(960, 540, 6, 8, cpu, fused=True, fine=False, tile=64).tw == 64
