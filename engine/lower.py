@@ -5,8 +5,8 @@ Buffers of a text program: `params`, `ids` (input, u32 for each token of a chunk
 qkv, a, gate_up, f and more, `logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk`
 (output) and one buffer for each weight. Sequences: `decode` (one token), `prefill` (up to `chunk`
 tokens), `head` (the last row's norm, logits and topk), `likeliest` (head with the best of topk
-alone) and, where there is a kernel for it, `advance` (behind `decode` and one of both: the
-likeliest id is the next one, its record is kept in `records`).
+alone), where there is a kernel for it `advance` (behind `decode` and one of both: the likeliest id
+is the next one, its record is kept in `records`), and `ahead` (`decode`, `likeliest`, `advance`).
 Scratch is not shared by lifetime: one buffer, one purpose.
 """
 
@@ -197,6 +197,10 @@ class Lowering:
             "chunk": self._chunk, "context": self._context, "kv": self._kv,
             "vocab": int(self._graph.attrs["vocab"]),
         }  # fmt: skip
+        if {"likeliest", "advance"} <= self._calls.keys():
+            # A recording for each token: between recordings a device waits longer than between calls.
+            names = ("decode", "likeliest", "advance")
+            self._calls["ahead"] = [call for name in names for call in self._calls[name]]
         sequences = {name: tuple(calls) for name, calls in self._calls.items()}
         program = Program(self._buffers, sequences, meta)
         program.check()

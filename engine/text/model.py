@@ -52,7 +52,7 @@ class State:
         self._params = np.zeros(16, np.uint32)
         # Most tokens of `run_ahead`.
         self.ahead = model.ahead if "advance" in program.sequences else 1
-        self._likeliest = "likeliest" if "likeliest" in program.sequences else "head"
+        self._ahead = "ahead" in program.sequences
 
     @property
     def piece(self) -> int:
@@ -112,8 +112,8 @@ class State:
         self._params[:4] = 1, pos, 0, 0
         self.executable.write("params", self._params)
         self.executable.write("ids", np.asarray([token], np.uint32))
-        head = "head" if others else self._likeliest
-        self.executable.run(*("decode", head, "advance") * steps)
+        whole = self._ahead and not others
+        self.executable.run(*(("ahead",) if whole else ("decode", "head", "advance")) * steps)
         every = self.executable.read("records", 4 * STRIDE * steps)
         records = [every[4 * STRIDE * i :][:RECORD_BYTES] for i in range(steps)]
         self.tokens.append(token)

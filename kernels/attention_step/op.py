@@ -74,6 +74,7 @@ OP = Contract(
     variants=(
         Variant("f16", (32, 1, 1), shared=(2 * _QUADS * 4 + 2 * 32) * 4),
         _fast("f16_alone", 256, 1, 2, 16, 256),
+        _fast("f16_pair", 256, 2, 1, 32, 128),
         _fast("f16_group", 128, 4, 1, 32, 128),
     ),
     groups=groups,

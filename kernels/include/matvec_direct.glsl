@@ -44,7 +44,9 @@ void main() {
     uint total = (tiles - first + apart - 1u) / apart * PASSES * turns;
     bool whole = blocks <= CHUNK;
 
-#if DIRECT == 2
+#if DIRECT == 1
+#define EACH(DO) DO(0)
+#elif DIRECT == 2
 #define EACH(DO) DO(0) DO(1)
 #else
 #define EACH(DO) DO(0) DO(1) DO(2)

@@ -33,11 +33,11 @@ _SUMS = 256 * 16  # bytes of shared memory
 _CHUNK = 256  # blocks of x in shared memory
 # matvec_direct.glsl: invocations and blocks asked for early, by format; blocks of x.
 _DIRECT = {
-    "q4": ((256, 2, 512), (128, 3, 512), (64, 3, 256), (32, 3, 128)),
-    "q8": ((256, 2, 512), (128, 2, 512), (64, 2, 256), (32, 2, 128)),
+    "q4": ((512, 1, 512), (256, 2, 512), (128, 3, 512), (64, 3, 256), (32, 3, 128)),
+    "q8": ((512, 1, 512), (256, 2, 512), (128, 2, 512), (64, 2, 256), (32, 2, 128)),
 }
 # Invocations of them that a large GPU runs at the same time.
-_DIRECT_MOST = 65536
+_DIRECT_MOST = 132 * 1024
 # Workgroups that a large GPU runs at the same time; what is more may share rounded activations.
 _ENOUGH, _MOST_TILES = 640, 4
 
@@ -75,7 +75,7 @@ def groups(push: Push, variant: Variant) -> Groups:
     count = ceil_div(push["n"], weights.ROWS)
     if "DIRECT" in variant.defines:
         most = _DIRECT_MOST // variant.workgroup[0]
-        count = ceil_div(count, ceil_div(count, most))
+        count = ceil_div(count, max(1, count // (2 * most)))
     elif variant.rounds and count > _ENOUGH:  # several tiles a workgroup
         count = ceil_div(count, min(count // _ENOUGH, _MOST_TILES))
     return (*spread(count, most_groups(push)[0]), 1)

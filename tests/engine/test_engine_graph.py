@@ -110,7 +110,9 @@ def test_lowering_wants_a_fused_graph(tiny_q8: Path) -> None:
 def test_program(tiny_q8: Path) -> None:
     graph = optimise(graph_of(tiny_q8))
     program = lower(graph, device(), 64, 8)
-    assert set(program.sequences) == {"decode", "prefill", "head", "likeliest", "advance"}
+    assert set(program.sequences) == {
+        "decode", "prefill", "head", "likeliest", "advance", "ahead"
+    }  # fmt: skip
     kinds = Counter(b.kind for b in program.buffers.values())
     assert kinds["state"] == 4
     assert kinds["weight"] == len(graph.weights)
