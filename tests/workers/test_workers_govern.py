@@ -7,15 +7,17 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine.backends.base import RunStats
 from engine.pace import LIMIT, Fit
 from pvrd.workers import protocol
 from pvrd.workers.canary import EVERY_S, KNOWN, WINDOW, Canary
 from pvrd.workers.recorder import A_MESSAGE, Recorder
-from pvrd.workers.timings import NAMED_MS, PARTS, Meter, Spans
+from pvrd.workers.timings import KERNELS_EVERY, NAMED_MS, PARTS, Meter, MeteredExecutable, Spans
 from tests.workers.conftest import Peer
 
 Start = Callable[..., Peer]
@@ -289,3 +291,29 @@ def test_a_traced_gpu_shows_kernels_and_gives_the_same_answer(peer: Start, tiny:
     events = [e for m in worker.until("trace.done")[:-1] for e in m["events"]]
     assert [m["id"] for m in traced[:-1]] == [m["id"] for m in whole[:-1]]
     assert {"matvec", "topk"} <= {e[3] for e in events if e[0] == "kernel"}
+
+
+def test_slices_that_are_run_apart_for_a_trace_are_none_of_the_canarys() -> None:
+    class Device:
+        def run(self, *sequences: str) -> RunStats:
+            return RunStats(0.0)
+
+        def run_apart(self, sequences: Any, apart: Any, before: Any, after: Any) -> RunStats:
+            for at in apart:
+                before(at)
+                after(at)
+            return RunStats(0.0)
+
+    meter, seen = Meter(), []
+    meter.canary.slice = lambda kind, seconds: seen.append(kind)  # type: ignore[method-assign]
+    names: list[str] = []
+    meter.kernel = lambda name, began, seconds: names.append(name)
+    calls: Any = SimpleNamespace(
+        sequences={"decode": [SimpleNamespace(op="matvec"), SimpleNamespace(op="topk")]}
+    )
+    device: Any = Device()
+    made = MeteredExecutable(device, meter, calls, 1)
+    for _ in range(2 * KERNELS_EVERY):
+        made.run("decode")
+    assert len(seen) == 2 * KERNELS_EVERY - 2
+    assert names == ["matvec", "topk"] * 2
