@@ -61,12 +61,13 @@ def smaller(store: ModelStore, first: Model, ratio: float) -> list[list[Model]]:
     """Families of smaller networks than this model's, the largest first: the lower tiers of its own
     kind, of somebody else's network the fast tier.
     """
-    found = re.fullmatch(r"nsr-(fast|balanced|quality)(-x\d)?", first.name)
+    found = re.fullmatch(r"nsr-(fast|balanced|quality)(-compressed|)(-x\d)?", first.name)
     tiers = TIERS[: TIERS.index(found[1])] if found else TIERS[:1]
+    kind = found[2] if found else ""
     models = store.all()
     out = []
     for tier in reversed(tiers):
-        name = f"nsr-{tier}"
+        name = f"nsr-{tier}{kind}"
         model = models.get(name)
         if model is not None and model.kind == "video" and model.key != first.key:
             out.append(family(store, name, ratio))

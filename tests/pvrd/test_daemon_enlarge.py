@@ -11,7 +11,7 @@ from PIL import Image
 
 from pvrd.config import KEYS, Config, Paths
 from pvrd.ctl.tile_picture import draw
-from pvrd.enlarge import check_sides, family, out_size
+from pvrd.enlarge import check_sides, family, out_size, smaller
 from pvrd.errors import InvalidArgument, UnknownModel
 from pvrd.models import ModelStore
 
@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> ModelStore:
     where = Paths(tmp_path / "etc", tmp_path / "state", tmp_path / "cache")
     where.models.mkdir(parents=True)
     for name in ("nsr-fast", "nsr-fast-x3", "nsr-fast-x4", "mine", "nsr-fast-compressed"):
-        (where.models / f"{name}.pvrm").write_bytes(PVRM)
+        (where.models / f"{name}.pvrm").write_bytes(PVRM + name.encode())
     (where.models / "mine-x4.gguf").write_bytes(b"GGUF")
     return ModelStore(where, Config({key: rule.default for key, rule in KEYS.items()}))
 
@@ -72,6 +72,24 @@ def test_family(store: ModelStore, name: str, ratio: float | None, names: list[s
     assert [model.name for model in family(store, name, ratio)] == names
     with pytest.raises(UnknownModel):
         family(store, "quality-of-another-kind", ratio)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "names"),
+    [
+        ("nsr-fast", 2, []),
+        ("nsr-fast-x3", 3, []),
+        ("balanced", 2, ["nsr-fast"]),
+        ("quality", 2, ["nsr-balanced", "nsr-fast"]),
+        ("balanced-compressed", 2, ["nsr-fast-compressed"]),
+        ("fast-compressed", 2, []),
+        ("mine", 2, ["nsr-fast"]),
+        ("mine", 4, ["nsr-fast", "nsr-fast-x3", "nsr-fast-x4"]),
+    ],
+)
+def test_smaller_networks(store: ModelStore, name: str, ratio: float, names: list[str]) -> None:
+    first = family(store, name, ratio)[0]
+    assert [m.name for models in smaller(store, first, ratio) for m in models] == names
 
 
 def test_tiles_are_drawn_as_large_as_they_are(tmp_path: Path) -> None:
