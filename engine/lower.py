@@ -198,7 +198,7 @@ class Lowering:
             "vocab": int(self._graph.attrs["vocab"]),
         }  # fmt: skip
         if {"likeliest", "advance"} <= self._calls.keys():
-            # A recording for each token: between recordings a device waits longer than between calls.
+            # One recording for each token: between two a device waits longer than between calls.
             names = ("decode", "likeliest", "advance")
             self._calls["ahead"] = [call for name in names for call in self._calls[name]]
         sequences = {name: tuple(calls) for name, calls in self._calls.items()}
