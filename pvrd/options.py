@@ -35,6 +35,7 @@ TEXT_SESSION: Mapping[str, Option] = {
     "priority": PRIORITY,
     "share": Option("int", 0, high=100),
     "context": Option("int", 2048, low=16, high=1 << 20),
+    "kv": Option("str", "f16", choices=("f16", "q8")),
 }
 
 TEXT_JOB: Mapping[str, Option] = {

@@ -42,6 +42,7 @@ class TextSession(Session):
     def __init__(self, core: Core, owner: str, uid: int, model: Model, chosen: Any) -> None:
         super().__init__(core, owner, uid, model, chosen)
         self.context: int = chosen["context"]
+        self.kv: str = chosen["kv"]
         self.job: TextJob | None = None
         self._preload: asyncio.Task[None] | None = None
 
@@ -106,7 +107,8 @@ class TextSession(Session):
             raise Busy("this session writes already; one job at a time, position 1 in its queue")
         core.supervisor.admit(core.peers.usage(self.uid).jobs)
         core.supervisor.check_device(self.choice)
-        settings.update(priority=self.priority, share=self.share, context=self.context)
+        settings.update(priority=self.priority, share=self.share)
+        settings.update(context=self.context, kv=self.kv)
         job = TextJob(self, {**header, "settings": settings})
         self.job = job
         job.task = core.task(job.run())

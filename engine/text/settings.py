@@ -16,7 +16,7 @@ MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 _SEEDS = (1 << 64) - 1
 # Settings of a job that are not about sampling and may stand beside these.
-_OTHERS = frozenset({"model", "device", "context", "priority", "share", "stream", "session"})
+_OTHERS = frozenset({"model", "device", "context", "kv", "priority", "share", "stream", "session"})
 
 _NUMBERS = {  # name: lowest, highest
     "temperature": (0.0, 100.0),

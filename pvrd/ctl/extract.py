@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl extract`."""
     generate.session_options(parser)
+    generate.kv_option(parser)
     parser.add_argument(
         "--instruction", metavar="TEXT", help="what to look for, instead of the schema"
     )

@@ -59,9 +59,19 @@ def session_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def kv_option(parser: argparse.ArgumentParser) -> None:
+    """--kv, of what writes."""
+    parser.add_argument(
+        "--kv",
+        choices=("f16", "q8"),
+        help="keep keys and values as halves (f16), or in half the memory as int8 (q8)",
+    )
+
+
 def text_options(parser: argparse.ArgumentParser) -> None:
     """What generate and chat share."""
     session_options(parser)
+    kv_option(parser)
     parser.add_argument(
         "-n", "--max-tokens", type=common.at_least(1), metavar="N", help="tokens at most (256)"
     )
@@ -153,6 +163,7 @@ def session_settings(args: argparse.Namespace) -> dict[str, Any]:
         "model": args.model,
         "device": args.device,
         "context": args.context,
+        "kv": getattr(args, "kv", None),
         "priority": args.priority,
         "share": args.share,
     }

@@ -41,22 +41,23 @@ class Session:
         self.model = ""
         self.closing = False
         self._models = models
-        self._asked = 0
+        self._asked = (0, "")
         self._state: State | None = None
 
-    def state(self, model: str, context: int) -> State:
-        """The state for this model and context (0: a default; at most what the model can do).
+    def state(self, model: str, context: int, kv: str = "f16") -> State:
+        """The state for this model and context (0: a default; at most what the model can do), with
+        caches of the form `kv`.
 
         Raises:
             UnknownModel, UnsupportedModel, OutOfMemory
         """
         stale = self._state is None or self.doubt() is not None
-        if stale or (self.model, self._asked) != (model, context):
+        if stale or (self.model, self._asked) != (model, (context, kv)):
             self.forget()
             loaded: TextModel = self._models.text(model)
-            self._state = loaded.state(min(context, int(loaded.info["context"])))
+            self._state = loaded.state(min(context, int(loaded.info["context"])), kv)
             self._models.acquire(model)
-            self.model, self._asked = model, context
+            self.model, self._asked = model, (context, kv)
         assert self._state is not None
         return self._state
 
@@ -107,6 +108,7 @@ class TextTask:
         self.spans = Spans(models.meter)
         self.beside: list[TextTask] = []  # whom the last slice was for
         self._context = int(settings.get("context") or 0)
+        self._kv = "q8" if settings.get("kv") == "q8" else "f16"
         self._send = send
         self._sent = self._acked = len(self._delivered)
         self._generation: Generation | None = None
@@ -148,7 +150,7 @@ class TextTask:
             self.suspect(*found)
         if self._generation is None:
             with self._models.pipelines(self.subject()):
-                state = self.session.state(self.model, self._context)
+                state = self.session.state(self.model, self._context, self._kv)
                 self._adopt(state)
             self._generation = Generation(state, self._request, self._delivered)
         tasks, batch = self._company(self)

@@ -165,6 +165,15 @@ def test_context_is_the_sessions(worker: Peer) -> None:
     assert worker.expect("text.start")["context"] == 96
 
 
+def test_caches_are_kept_as_the_session_asked(worker: Peer) -> None:
+    best = {}
+    for form in ("f16", "q8"):
+        worker.text(form, PROMPT, session=form, kv=form, max_tokens=2, top5=True)
+        best[form] = [m["top5"][0][1] for m in worker.answer(form) if m["t"] == "text.token"]
+    assert best["f16"] != best["q8"]
+    assert best["f16"] == pytest.approx(best["q8"], abs=0.5)
+
+
 def test_errors_concern_their_job_alone(worker: Peer) -> None:
     worker.text("1", PROMPT, model="another")
     assert worker.error()["error"] == "UnknownModel"

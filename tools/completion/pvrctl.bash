@@ -8,7 +8,7 @@ _pvrctl_models() {
 _pvrctl() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command='' action='' i buses=()
     local jobs='--device --model --priority --share'
-    local text="$jobs -n --max-tokens --temp --top-k --top-p --min-p --repeat-penalty --frequency-penalty --presence-penalty --dry --mirostat --logit-bias --seed --stop --system --context"
+    local text="$jobs -n --max-tokens --temp --top-k --top-p --min-p --repeat-penalty --frequency-penalty --presence-penalty --dry --mirostat --logit-bias --seed --stop --system --context --kv"
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
@@ -22,6 +22,7 @@ _pvrctl() {
         --device) mapfile -t COMPREPLY < <(compgen -W 'auto gpu cpu' -- "$word"); return ;;
         --profile) mapfile -t COMPREPLY < <(compgen -W 'axe-1-16m bxm-4-64 bxs-4-64 old phone' -- "$word"); return ;;
         --unchanged) mapfile -t COMPREPLY < <(compgen -W 'exact tolerant off' -- "$word"); return ;;
+        --kv) mapfile -t COMPREPLY < <(compgen -W 'f16 q8' -- "$word"); return ;;
         --weights) mapfile -t COMPREPLY < <(compgen -W 'f16 q8 q4' -- "$word"); return ;;
         --format) mapfile -t COMPREPLY < <(compgen -W 'y4m png jpeg' -- "$word"); return ;;
         --model) mapfile -t COMPREPLY < <(compgen -W "$(_pvrctl_models)" -- "$word"); return ;;
@@ -36,7 +37,7 @@ _pvrctl() {
         trace) options+=' --seconds' ;;
         generate) options+=" $text --raw --top5 --logprobs" ;;
         chat) options+=" $text --no-history" ;;
-        extract) options+=" $jobs --context --instruction -n --max-tokens" ;;
+        extract) options+=" $jobs --context --kv --instruction -n --max-tokens" ;;
         classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
         embed) options+=" $jobs --context --pooling" ;;
         compile) options+=' -o --output --weights --calibrate --profile --name --licence --explain --without --rate' ;;
