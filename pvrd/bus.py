@@ -42,7 +42,7 @@ MAX_MESSAGE = 1 << 20  # of a call to us, header and body
 MAX_REPLY = 16 << 20  # of a reply that we asked for
 MAX_FDS = 16
 MAX_QUEUE = 32 << 20  # bytes that wait for the bus
-MAX_HEADER = 64 << 10
+MAX_ON_THE_WIRE = (128 << 20) + 64  # the protocol's own bound
 MESSAGES_A_TURN = 64  # so that one sender cannot keep the loop to itself
 
 # The library has no types for these.
@@ -140,6 +140,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._serial = 0
         self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._asked: dict[int, str] = {}  # whom, of those calls
         self._subscriptions: list[Subscription] = []
         self._queue: deque[_Outgoing] = deque()
         self._queued = 0
@@ -259,6 +260,7 @@ class Connection:
         future: asyncio.Future[Message] = self._loop.create_future()
         serial = self._send(message, fds)
         self._pending[serial] = future
+        self._asked[serial] = destination
         try:
             answer = await asyncio.wait_for(future, timeout)
         except TimeoutError:
@@ -266,6 +268,7 @@ class Connection:
             raise BusError(f"{BUS}.Error.NoReply", text) from None
         finally:
             self._pending.pop(serial, None)
+            self._asked.pop(serial, None)
         received = Fds(answer.unix_fds)
         if answer.message_type is MessageType.ERROR:
             received.close()
@@ -423,22 +426,35 @@ class Connection:
         order = "<" if self._in[0] == ord("l") else ">"
         body, _, fields = struct.unpack_from(order + "III", self._in, 4)
         header = 16 + (fields + 7) // 8 * 8
-        if header > MAX_HEADER + 24 or body > 128 << 20:
+        if header + body > MAX_ON_THE_WIRE:  # the bus passes nothing of the kind
             raise EOFError("it sends nonsense")
         # A reply may be longer: we asked for it.
         limit = MAX_REPLY if self._in[1] in (2, 3) else MAX_MESSAGE
         self._overlong = header + body > limit
+        if header > limit:
+            # An object path has no bound. Who sent it would stand behind it: nobody is told.
+            if not self._skip:
+                self._skip = header + body - len(self._in)
+            self._skip_rest()
+            self._in = bytearray()
+            for fd in self._in_fds:
+                os.close(fd)
+            self._in_fds = []
+            return None
         wanted = header if self._overlong else header + body
         while len(self._in) < wanted:
             self._in += self._recv(min(wanted - len(self._in), 256 << 10))
         if self._overlong:
             if not self._skip:
                 self._skip = body
-            while self._skip:
-                self._skip -= len(self._recv(min(self._skip, 256 << 10)))
+            self._skip_rest()
         data, self._in = self._in, bytearray()
         fds, self._in_fds = self._in_fds, []
         return self._decode(data, fds)
+
+    def _skip_rest(self) -> None:
+        while self._skip:
+            self._skip -= len(self._recv(min(self._skip, 256 << 10)))
 
     def _decode(self, data: bytearray, fds: list[int]) -> Message | None:
         problem = ""
@@ -467,7 +483,7 @@ class Connection:
             return None
         if message.message_type is MessageType.METHOD_CALL:
             self._error(message, f"{BUS}.Error.LimitsExceeded", problem)
-        elif message.reply_serial in self._pending:
+        elif message.reply_serial in self._pending and self._answers(message):
             future = self._pending[message.reply_serial]
             if not future.done():
                 future.set_exception(BusError(f"{BUS}.Error.LimitsExceeded", problem))
@@ -489,7 +505,8 @@ class Connection:
             return
         if kind is not MessageType.SIGNAL:
             future = self._pending.get(message.reply_serial or 0)
-            if future is not None and not future.done():
+            # A bus may pass replies of others, too: who could send one would be whoever it likes.
+            if future is not None and not future.done() and self._answers(message):
                 future.set_result(message)
                 return
         Fds(message.unix_fds).close()
@@ -501,6 +518,13 @@ class Connection:
             for subscription in list(self._subscriptions):
                 if subscription.takes(signal):
                     subscription.callback(signal)
+
+    def _answers(self, message: Message) -> bool:
+        """Does the reply come from whom was asked, or from the bus, which says that nobody is there?
+        Behind a well-known name may be anybody.
+        """
+        asked, sender = self._asked.get(message.reply_serial or 0, ""), message.sender
+        return sender in (asked, BUS) or not (asked == BUS or asked.startswith(":"))
 
     # -- signals and names
 

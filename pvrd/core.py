@@ -109,6 +109,7 @@ class Session(Object):
         self.priority: int = options["priority"]
         self.share: int = options["share"]
         self.charge = 0  # bytes
+        self.fds = 0  # open as long as it is
         self.opened = time.monotonic()
         self.closed = False
         self.waiting_tokens = 0  # about, of a prompt that no worker has begun with
@@ -140,7 +141,7 @@ class Session(Object):
         for worker in self.core.supervisor.workers:
             worker.send({"t": "close", "session": self.id})
         self.core.supervisor.release(self.model)
-        self.core.peers.give(self.uid, 1, self.charge)
+        self.core.peers.give(self.uid, 1, self.charge, self.fds)
         self.core.peers.release(self.owner or "")
 
     def end(self) -> None:

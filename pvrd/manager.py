@@ -41,11 +41,12 @@ from pvrd.reports import Activity, Reports
 from pvrd.stream import LineStream
 from pvrd.supervisor import MAX_KILLS
 from pvrd.text_session import TextSession
-from pvrd.video_session import VideoSession, plan
+from pvrd.video_session import VIDEO_FDS, VideoSession, plan
 from pvrd.worker import WorkerLost
 from pvrd.workers import protocol
 
 FREE_PRIORITY = 11
+MODEL_FDS = 3  # the caller's, a copy's and a pipe's
 SENSORS_S = 2.0  # for reading them; then their last values do
 _TYPES = {"size": "t", "added": "t", "removable": "b", "default": "b"}
 _KINDS = {"bool": "b", "int": "t", "float": "d", "str": "s", "strs": "as"}
@@ -172,12 +173,12 @@ class Manager(Object):
         try:
             self._check_share(chosen["share"])
             layout = plan(chosen, core.peers.free(uid))
-            core.peers.take(uid, 1, layout.ring_bytes)
+            core.peers.take(uid, 1, layout.ring_bytes, VIDEO_FDS)
             try:
                 fewer = smaller(core.store, models[0], ratio)
                 session = VideoSession(core, call.sender, uid, models, chosen, layout, fewer)
             except BaseException:
-                core.peers.give(uid, 1, layout.ring_bytes)
+                core.peers.give(uid, 1, layout.ring_bytes, VIDEO_FDS)
                 raise
         except BaseException:
             core.peers.release(call.sender)
@@ -234,7 +235,8 @@ class Manager(Object):
         chosen = options.parse(given, options.ADD_MODEL)
         uid = await core.peers.uid(call.sender)
         asks = call.interactive or chosen["interactive"]
-        await core.polkit.check(call.sender, uid, polkit.MODELS, asks)
+        with core.peers.fds(uid, len(call.fds)):  # a dialog can take minutes
+            await core.polkit.check(call.sender, uid, polkit.MODELS, asks)
         fd = _take(call, index)
         if not chosen["stream"]:
             try:
@@ -309,7 +311,7 @@ class Manager(Object):
                     continue
             raise BadModel(f"{MAX_KILLS} workers ended while they looked at the file")
 
-        with core.peers.job(uid):
+        with core.peers.job(uid, MODEL_FDS):
             return await core.store.add(fd, name, chosen, inspect, progress)
 
     @method("RemoveModel", "name:s", timeout=None)

@@ -267,6 +267,13 @@ class ObjectTree:
                 f"{BUS}.Error.UnknownMethod", f"{thing.INTERFACE} has no method {call.member}"
             )
         _expect(call, found.signature)
+        # What is not asked for would lie here as long as the method waits, for a dialog perhaps.
+        if len(call.fds) > found.signature.count("h"):
+            count = found.signature.count("h")
+            raise BusError(
+                f"{BUS}.Error.InvalidArgs",
+                f"{call.member} takes {count} file descriptors, not {len(call.fds)}",
+            )
         function: Callable[..., Awaitable[Any]] = getattr(thing, found.attribute)
         value = await asyncio.wait_for(function(call, *call.body), found.timeout)
         if isinstance(value, Answer):

@@ -20,6 +20,7 @@ class Usage:
     sessions: int = 0
     bytes: int = 0
     jobs: int = 0  # under way or waiting, pictures included
+    fds: int = 0  # that pvrd has open for it
 
 
 @dataclass
@@ -102,15 +103,32 @@ class Peers:
         return self._usage[uid]
 
     @contextlib.contextmanager
-    def job(self, uid: int) -> Iterator[None]:
-        """Counts a job of the UID while the block runs."""
-        self._usage[uid].jobs += 1
+    def job(self, uid: int, fds: int = 0) -> Iterator[None]:
+        """Counts a job of the UID, and what it has open, while the block runs."""
+        held = self._usage[uid]
+        held.jobs += 1
+        held.fds += fds
         try:
             yield
         finally:
-            self._usage[uid].jobs -= 1
+            held.jobs -= 1
+            held.fds -= fds
+            self._forget(uid)
 
-    def take(self, uid: int, sessions: int = 0, size: int = 0) -> None:
+    @contextlib.contextmanager
+    def fds(self, uid: int, count: int) -> Iterator[None]:
+        """Charges the UID with open file descriptors while the block runs.
+
+        Raises:
+            QuotaExceeded: it would have too many.
+        """
+        self.take(uid, fds=count)
+        try:
+            yield
+        finally:
+            self.give(uid, fds=count)
+
+    def take(self, uid: int, sessions: int = 0, size: int = 0, fds: int = 0) -> None:
         """Charges the UID.
 
         Raises:
@@ -125,15 +143,26 @@ class Peers:
                 f"this needs {size} bytes, you hold {held.bytes}, limits.bytes is "
                 f"{self.config.whole('limits.bytes')}"
             )
+        most = self.config.whole("limits.fds")
+        if fds and held.fds + fds > most:
+            raise QuotaExceeded(
+                f"this needs {fds} file descriptors, pvrd has {held.fds} open for you, "
+                f"limits.fds is {most}"
+            )
         held.sessions += sessions
         held.bytes += size
+        held.fds += fds
 
-    def give(self, uid: int, sessions: int = 0, size: int = 0) -> None:
+    def give(self, uid: int, sessions: int = 0, size: int = 0, fds: int = 0) -> None:
         """Takes a charge back."""
         held = self._usage[uid]
         held.sessions -= sessions
         held.bytes -= size
-        if not held.sessions and not held.bytes and not held.jobs:
+        held.fds -= fds
+        self._forget(uid)
+
+    def _forget(self, uid: int) -> None:
+        if self._usage.get(uid) == Usage():
             del self._usage[uid]
 
     def free(self, uid: int) -> int:

@@ -26,6 +26,7 @@ _TYPES = {
     "tiles": "u", "tiles_cpu": "u", "tiles_fallback": "u", "tile_map": "s", "ms": "d",
     "precision": "s",
 }  # fmt: skip
+PICTURE_FDS = 3  # the picture's, the result's and a pipe's
 MAP_CHARS = 3072
 
 
@@ -85,7 +86,7 @@ class PictureJob:
 
         loop = asyncio.get_running_loop()
         counted = contextlib.ExitStack()
-        counted.enter_context(self._core.peers.job(self._uid))
+        counted.enter_context(self._core.peers.job(self._uid, 2))
 
         def work() -> None:
             # Both fds belong to this thread, and it counts as a job of the caller's: the call may
@@ -193,7 +194,7 @@ class PictureJob:
             chosen = self._chosen
             listed = Job(self.id, "picture", self._models[0].name, self._uid, chosen["priority"],
                          chosen["share"])  # fmt: skip
-            with core.peers.job(self._uid), core.jobs.of(listed):
+            with core.peers.job(self._uid, PICTURE_FDS), core.jobs.of(listed):
                 info = await core.supervisor.attempt(
                     self._chosen["device"],
                     self._models[0],

@@ -30,6 +30,7 @@ ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1024
 A_TOKEN = 4  # characters, about
 INLINE_TEXT = 8 << 10  # bytes; longer texts go in a memfd (escaped, one takes up to six)
+TEXT_FDS = 3  # of a job: the journal's two and the stream's
 WORKER_END = {"stop", "length", "cancelled"}
 WAKE = "pvrd.wake"  # our own message in an inbox
 
@@ -247,7 +248,8 @@ class TextJob:
         try:
             self._low = core.precision.why
             self._expect(self._characters // A_TOKEN)
-            with core.peers.job(self.session.uid), core.jobs.of(self._listed()) as job:
+            open_fds = core.peers.job(self.session.uid, TEXT_FDS)
+            with open_fds, core.jobs.of(self._listed()) as job:
                 self.model = await core.precision.fitting(self.model)
                 self._mover.model = self.model
                 message = await core.supervisor.attempt(
