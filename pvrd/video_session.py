@@ -45,6 +45,7 @@ from pvrd.video_seat import Seat, Way
 
 DEFAULT_SLOTS = 4
 WHY_CHARS = 300
+VIDEO_FDS = 3  # the ring's and both ends of the socket, until one is handed over
 PAUSED_S = 5.0  # after which a paused session gives up its memory and its share
 
 
@@ -81,6 +82,7 @@ class VideoSession(Session):
         self.models = models
         self.layout = layout
         self.charge = layout.ring_bytes
+        self.fds = VIDEO_FDS
         self.adapt: bool = chosen["adapt"]
         self._asked_share = self.share
         self._wishes = {key: chosen[key] for key in ("tile", "overlap", "unchanged", "precision")}
@@ -338,7 +340,8 @@ class VideoSession(Session):
                 self._ladder.know(self._places.index((seat, i)), seconds)
         if seat in (self._gpu, self._home):
             self._precision = precision
-            self.arrived(seat.worker)
+            if self._ready:
+                self.arrived(seat.worker)
         if seat.left_out:
             self.core.tree.changed(self, "Levels")
         self._turn.set()
@@ -415,7 +418,7 @@ class VideoSession(Session):
             here = False
         # What is open there stays so while the GPU is only busy, to come back at once.
         if here and (not there or self._gpu.wanted):
-            wanted |= {self._gpu, self._less} if self._line.timed else {self._gpu}
+            wanted |= {self._gpu, self._less}
         if not here or there or gpu.state == "restarting":
             wanted.add(self._home)
         elif self._home.wanted:  # until the GPU has it, and the ladder climbed there
@@ -436,6 +439,15 @@ class VideoSession(Session):
                 seat.open()
             elif seat.wanted and not seat.held:
                 seat.close()
+        first = next((seat for seat in (self._gpu, self._home) if seat.ready), None)
+        # Making the pipelines of smaller networks later would hold the first frames up.
+        opening = first is self._gpu and self._opening(self._less)
+        if first is not None and not self._ready and not opening:
+            self.arrived(first.worker)
+
+    @staticmethod
+    def _opening(seat: Seat) -> bool:
+        return seat.wanted and not seat.ready
 
     async def _run(self) -> None:
         """Serves the session to its end."""
@@ -473,6 +485,8 @@ class VideoSession(Session):
             elif not seat.ready or i in seat.left_out:
                 why = gpu.reason if kind == "gpu" and gpu.state != "ready" else ""
                 out[at] = why or seat.failed or f"the {kind} has not opened it yet"
+            elif seat is self._gpu and self._line.timed and self._opening(self._less):
+                out[at] = "the gpu opens smaller networks"  # and would hold frames up
             elif kind in stuck:
                 out[at] = f"the {kind} does not answer"
             elif not seat.ways[i].models and not self._line.timed:
