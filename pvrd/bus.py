@@ -520,7 +520,7 @@ class Connection:
                     subscription.callback(signal)
 
     def _answers(self, message: Message) -> bool:
-        """Does the reply come from whom was asked, or from the bus, which says that nobody is there?
+        """Does the reply come from whom was asked, or from the bus (which says that it is gone)?
         Behind a well-known name may be anybody.
         """
         asked, sender = self._asked.get(message.reply_serial or 0, ""), message.sender

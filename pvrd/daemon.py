@@ -97,10 +97,13 @@ class Daemon:
             ModelStore(self._paths, settings),
             Supervisor(settings, self._cache(), self._news),
             Peers(connection, settings, self._caller_gone),
-            Polkit(connection, self.address),
+            Polkit(connection, self.address, self._accounts),
             Sensors(connection, settings, self._heard),
             Governor(settings),
         )
+
+    def _accounts(self) -> tuple[str, ...]:
+        return self._core.config.texts("access.accounts")
 
     def _heard(self) -> None:
         self._steering.news()

@@ -41,11 +41,12 @@ from pvrd.reports import Activity, Reports
 from pvrd.stream import LineStream
 from pvrd.supervisor import MAX_KILLS
 from pvrd.text_session import TextSession
-from pvrd.video_session import VIDEO_FDS, VideoSession, plan
+from pvrd.video_session import VideoSession, plan
 from pvrd.worker import WorkerLost
 from pvrd.workers import protocol
 
 FREE_PRIORITY = 11
+VIDEO_FDS = 3  # of a session: the ring's, and both ends of the socket until one is handed over
 MODEL_FDS = 3  # the caller's, a copy's and a pipe's
 SENSORS_S = 2.0  # for reading them; then their last values do
 _TYPES = {"size": "t", "added": "t", "removable": "b", "default": "b"}
@@ -177,6 +178,7 @@ class Manager(Object):
             try:
                 fewer = smaller(core.store, models[0], ratio)
                 session = VideoSession(core, call.sender, uid, models, chosen, layout, fewer)
+                session.fds = VIDEO_FDS
             except BaseException:
                 core.peers.give(uid, 1, layout.ring_bytes, VIDEO_FDS)
                 raise
