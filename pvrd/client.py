@@ -7,8 +7,9 @@ each.
             print(event.get("text", ""), end="")
 
 Options are plain Python values; the types that D-Bus wants stand in OPTIONS. Every error of the API
-is raised as its class in pvrd/errors.py. A client belongs to one thread. docs/api.md is the API;
-neither numpy nor Vulkan is needed.
+is raised as its class in pvrd/errors.py. A client belongs to one thread. docs/api.md is the API,
+docs/client.md says more of this; Vulkan is not needed, numpy only for frames as arrays. The same
+for asyncio is pvrd/client_async.py.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pvrd.errors import (
     PREFIX,
     Internal,
     InvalidArgument,
+    NoSuchSession,
     NotAuthorized,
     PvrdError,
     Timeout,
@@ -100,6 +102,7 @@ OPTIONS = {
 }
 _GONE = ("ServiceUnknown", "NameHasNoOwner", "NoServer", "Disconnected", "BadAddress", "Spawn")
 _LONGEST_LINE = 1 << 16
+RESTART_LOOK_S = 0.1  # between two looks for a daemon that is being restarted
 _ABANDON_S = 0.2  # for a call that was broken off to let go of what it holds
 _T = TypeVar("_T")
 
@@ -152,14 +155,17 @@ class Client:
     Args:
         bus: user, system or an address; by default $PVRD_BUS, else the system bus if pvrd is there,
         else the user bus.
+        wait: so many seconds a call waits for a daemon that is being restarted. Text sessions are
+        opened again then; a video session ends, since its frames lie in memory of the old one.
 
     Raises:
         NoDaemon: there is no daemon there.
     """
 
-    def __init__(self, bus: str | None = None) -> None:
+    def __init__(self, bus: str | None = None, *, wait: float = 0.0) -> None:
         self._loop = asyncio.new_event_loop()
         self._connection: Connection | None = None
+        self._restart_s = wait
         self.bus = ""
         try:
             self._connect(bus or os.environ.get("PVRD_BUS") or None)
@@ -259,11 +265,27 @@ class Client:
         """
         if self._connection is None:
             raise NoDaemon("The connection is closed.")
-        return self._wait(
-            self._connection.call(
-                NAME, path, interface, member, signature, body, fds, timeout, interactive
-            )
-        )
+        end = time.monotonic() + self._restart_s
+        while True:
+            try:
+                if self._connection.closed.done() and self._restart_s:
+                    self._connection = self._wait(Connection.connect(BusAddress.parse(self.bus)))
+                return self._wait(
+                    self._connection.call(
+                        NAME, path, interface, member, signature, body, fds, timeout, interactive
+                    )
+                )
+            except NoDaemon:
+                if time.monotonic() >= end or self._loop.is_closed():
+                    raise
+            time.sleep(RESTART_LOOK_S)
+
+    def owner(self) -> str:
+        """The daemon's unique name on the bus, another one after a restart; empty while there is
+        none."""
+        if self._connection is None:
+            raise NoDaemon("The connection is closed.")
+        return self._wait(self._connection.name_owner(NAME)) or ""
 
     def properties(self, interface: str = MANAGER, path: str = PATH) -> dict[str, Any]:
         """All properties of an object, as plain values."""
@@ -361,8 +383,9 @@ class Client:
 
     def open_text(self, settings: Mapping[str, Any]) -> TextSession:
         """Opens a session for text; options of OpenText."""
-        reply = self.call(PATH, MANAGER, "OpenText", "a{sv}", [options(settings)])
-        return TextSession(self, reply.body[0], TEXT)
+        made = options(settings)
+        path = str(self.call(PATH, MANAGER, "OpenText", "a{sv}", [made]).body[0])
+        return TextSession(self, path, TEXT, made if self._restart_s else None)
 
     def open_video(self, settings: Mapping[str, Any]) -> VideoSession:
         """Opens a session for video; options of OpenVideo."""
@@ -384,11 +407,15 @@ class Client:
 class Session:
     """A session object; closing it ends what it does. `loading` follows the model's loading."""
 
-    def __init__(self, client: Client, path: str, interface: str) -> None:
+    def __init__(
+        self, client: Client, path: str, interface: str, again: Mapping[str, Any] | None = None
+    ) -> None:
         self._client = client
         self._path = path
         self._interface = interface
         self._open = True
+        self._again = again  # options to open it with in the daemon that comes after this one
+        self._owner = client.owner() if again is not None else ""
 
     def __enter__(self) -> Self:
         return self
@@ -403,10 +430,28 @@ class Session:
 
     def call(self, member: str, signature: str = "", body: Sequence[Any] = ()) -> Reply:
         """Calls a method of the session."""
+        self._follow()
+        try:
+            return self._client.call(self._path, self._interface, member, signature, body)
+        except (NoSuchSession, Timeout, NoDaemon):
+            if not self._follow():
+                raise
         return self._client.call(self._path, self._interface, member, signature, body)
+
+    def _follow(self) -> bool:
+        """Opens the session anew where the daemon was restarted; was it?
+
+        Its path may be another session's in the new daemon, so this goes before each call.
+        """
+        if self._again is None or self._client.owner() == self._owner:
+            return False
+        reply = self._client.call(PATH, MANAGER, "OpenText", "a{sv}", [self._again])
+        self._path, self._owner = str(reply.body[0]), self._client.owner()
+        return True
 
     def properties(self) -> dict[str, Any]:
         """The session's properties."""
+        self._follow()
         return self._client.properties(self._interface, self._path)
 
     def loading(self, interval: float = 0.1) -> Iterator[float]:
@@ -424,7 +469,8 @@ class Session:
         if self._open:
             self._open = False
             with contextlib.suppress(PvrdError):
-                self.call("Close")
+                if self._again is None or self._client.owner() == self._owner:
+                    self._client.call(self._path, self._interface, "Close")
 
 
 class TextSession(Session):

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pvrd's client for asyncio: the same calls as pvrd/client.py, as coroutines and async iterators.
+
+    async with await AsyncClient.connect() as client:
+        async with await client.open_text({"device": "auto"}) as session:
+            async for token in session.chat([{"role": "user", "content": "Hello"}]).tokens():
+                print(token, end="")
+
+A client belongs to one event loop. Leaving an iterator early, or being cancelled in it, cancels the
+job. When pvrd is restarted, calls find the new one: a text session is opened again by itself, a
+video session ends (`Internal`), since its frames lay in memory of the old one. docs/client.md.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from pvrd.activate import NAME, activate
+from pvrd.bus import (
+    BUS,
+    BUS_PATH,
+    PROPERTIES,
+    BusAddress,
+    BusError,
+    Connection,
+    Reply,
+    Signal,
+    plain,
+)
+from pvrd.client import MANAGER, PATH, TEXT, NoDaemon, options, translate
+from pvrd.client_async_video import AsyncVideoSession
+from pvrd.errors import Internal, NoSuchSession, PvrdError, Timeout, from_name
+
+_LONGEST_LINE = 1 << 16
+
+
+class AsyncClient:
+    """A connection to the daemon; make it with connect(). `wait`: so many seconds a call waits for
+    a daemon that is not there (it is being restarted)."""
+
+    def __init__(self, address: BusAddress, wait: float = 0.0) -> None:
+        self._address = address
+        self._wait = wait
+        self._connection: Connection | None = None
+        self._open = True
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.owner = ""  # the daemon's unique name: another one after a restart, empty without one
+
+    @classmethod
+    async def connect(cls, bus: str | None = None, *, wait: float = 0.0) -> Self:
+        """Connects to the daemon on `bus`: user, system or an address; by default $PVRD_BUS, else
+        the system bus if pvrd is there, else the user bus.
+
+        Raises:
+            NoDaemon: there is no bus, or no pvrd on it.
+        """
+        bus = bus or os.environ.get("PVRD_BUS") or None
+        sentences = []
+        for choice in [bus] if bus else ["system", "user"]:
+            client = None
+            try:
+                address = BusAddress.parse(choice)
+                client = cls(address, wait)
+                connection = await client._bus()
+                if client.owner:
+                    return client
+                names = await connection.call(BUS, BUS_PATH, BUS, "ListActivatableNames")
+                if NAME in names.body[0]:
+                    await asyncio.to_thread(activate, choice)
+                    return client
+                sentences.append(f"no pvrd on the {address.kind} bus")
+            except (BusError, PvrdError) as error:
+                sentences.append(str(error.__cause__ or error))
+            except BaseException:
+                if client is not None:
+                    client.close()
+                raise
+            if client is not None:
+                client.close()
+        raise NoDaemon(f"There is no daemon to talk to: {'; '.join(sentences)}.")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection, and with it all sessions. A second time is no error."""
+        self._open = False
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def _bus(self) -> Connection:
+        """The connection, made anew where the bus was lost."""
+        if not self._open:
+            raise NoDaemon("The connection is closed.")
+        if self._connection is None or self._connection.closed.done():
+            try:
+                connection = await Connection.connect(self._address)
+            except BusError as error:
+                raise translate(error) from error
+            self._connection = connection
+            await connection.subscribe(
+                self._owner_changed, sender=BUS, member="NameOwnerChanged", arg0=NAME
+            )
+            await self._has_owner(await connection.name_owner(NAME) or "")
+            connection.closed.add_done_callback(lambda _: self._spawn_owner(""))
+        return self._connection
+
+    def _owner_changed(self, signal: Signal) -> None:
+        self._spawn_owner(str(signal.body[2]))
+
+    def _spawn_owner(self, owner: str) -> None:
+        self.owner = owner
+        task = asyncio.ensure_future(self._has_owner(owner))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _has_owner(self, owner: str) -> None:
+        async with self._changed:
+            self.owner = owner
+            self._changed.notify_all()
+
+    async def present(self) -> None:
+        """Returns as soon as there is a daemon.
+
+        Raises:
+            NoDaemon: the bus is lost, too.
+        """
+        await self._bus()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.owner)
+
+    async def restarts(self) -> AsyncIterator[str]:
+        """Yields the daemon's unique name now and each time that another one has come."""
+        seen = ""
+        while True:
+            await self._bus()
+            async with self._changed:
+                while self.owner in ("", seen):
+                    await self._changed.wait()
+                seen = self.owner
+            yield seen
+
+    async def call(
+        self,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        body: Sequence[Any] = (),
+        *,
+        fds: Sequence[int] = (),
+        timeout: float | None = 25.0,
+        interactive: bool = False,
+    ) -> Reply:
+        """Calls a method of the daemon; `h` values in the body are indexes into `fds`, which stay
+        the caller's.
+
+        Raises:
+            PvrdError: what the daemon or the bus answered.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._wait
+        while True:
+            try:
+                connection = await self._bus()
+                return await connection.call(
+                    NAME, path, interface, member, signature, body, fds, timeout, interactive
+                )
+            except (BusError, NoDaemon) as error:
+                found = translate(error) if isinstance(error, BusError) else error
+                left = end - loop.time()
+                if not isinstance(found, NoDaemon) or left <= 0 or not self._open:
+                    raise found from error
+            with contextlib.suppress(TimeoutError, NoDaemon):
+                await asyncio.wait_for(self.present(), left)
+            await asyncio.sleep(0.05)
+
+    async def properties(self, interface: str = MANAGER, path: str = PATH) -> dict[str, Any]:
+        """All properties of an object, as plain values."""
+        found: dict[str, Any] = plain(
+            (await self.call(path, PROPERTIES, "GetAll", "s", [interface])).body[0]
+        )
+        return found
+
+    async def _manager(self, member: str) -> Any:
+        return plain((await self.call(PATH, MANAGER, member)).body[0])
+
+    async def models(self) -> list[dict[str, Any]]:
+        """What ListModels says."""
+        found: list[dict[str, Any]] = await self._manager("ListModels")
+        return found
+
+    async def statistics(self) -> dict[str, Any]:
+        """The counters."""
+        found: dict[str, Any] = await self._manager("GetStatistics")
+        return found
+
+    async def hold(self, reason: str) -> int:
+        """Keeps the GPU free of pvrd until the returned fd is closed or this client is."""
+        reply = await self.call(
+            PATH, MANAGER, "Hold", "sa{sv}", [reason, {}], timeout=300.0, interactive=True
+        )
+        return reply.fds.take(reply.body[0])
+
+    async def open_text(self, settings: Mapping[str, Any] | None = None) -> AsyncTextSession:
+        """Opens a session for text; options of OpenText."""
+        session = AsyncTextSession(self, TEXT, options(settings or {}))
+        await session.open()
+        return session
+
+    async def open_video(self, settings: Mapping[str, Any]) -> AsyncVideoSession:
+        """Opens a session for video; options of OpenVideo."""
+        reply = await self.call(PATH, MANAGER, "OpenVideo", "a{sv}", [options(settings)])
+        path, ring, sock, layout = reply.body
+        taken = reply.fds.take(ring), reply.fds.take(sock)
+        return AsyncVideoSession(self, str(path), *taken, plain(layout))
+
+    async def upscale(self, fd: int, settings: Mapping[str, Any]) -> tuple[AsyncStream, int]:
+        """Enlarges the picture in the file or sealed memfd `fd`: the progress, and the memfd of the
+        result (to close), complete when the progress is at its end."""
+        made = options({**settings, "stream": True})
+        reply = await self.call(PATH, MANAGER, "Upscale", "ha{sv}", [0, made], fds=[fd])
+        result, info = reply.body
+        return AsyncStream(reply.fds.take(result)), reply.fds.take(info["result"].value)
+
+
+class AsyncTextSession:
+    """A session for text: one job at a time. Made by AsyncClient.open_text."""
+
+    def __init__(self, client: AsyncClient, interface: str, made: Mapping[str, Any]) -> None:
+        self._client = client
+        self._interface = interface
+        self._made = made
+        self._path = ""
+        self._owner = ""
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Opens it, again where the daemon was restarted."""
+        reply = await self._client.call(PATH, MANAGER, "OpenText", "a{sv}", [self._made])
+        self._path, self._owner = str(reply.body[0]), self._client.owner
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the session in the daemon; never raises, the daemon does it by itself when the
+        client goes."""
+        path, self._path = self._path, ""
+        if path and self._owner == self._client.owner:
+            with contextlib.suppress(PvrdError):
+                await self._client.call(path, self._interface, "Close")
+
+    async def _follow(self) -> bool:
+        async with self._lock:
+            if not self._path:
+                raise NoSuchSession("The session is closed.")
+            await self._client._bus()
+            if self._owner == self._client.owner:
+                return False
+            await self.open()
+            return True
+
+    async def call(self, member: str, signature: str = "", body: Sequence[Any] = ()) -> Reply:
+        """Calls a method of the session, opened again first where the daemon was restarted."""
+        await self._follow()
+        try:
+            return await self._client.call(self._path, self._interface, member, signature, body)
+        except (NoSuchSession, Timeout, NoDaemon):
+            if not await self._follow():
+                raise
+        return await self._client.call(self._path, self._interface, member, signature, body)
+
+    async def properties(self) -> dict[str, Any]:
+        """The session's properties."""
+        await self._follow()
+        return await self._client.properties(self._interface, self._path)
+
+    def generate(self, prompt: str, settings: Mapping[str, Any] | None = None) -> AsyncText:
+        """Goes on with the prompt as it stands, once the result is iterated over."""
+        return AsyncText(self, "Generate", "sa{sv}", [prompt, options(settings or {})])
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any] | None = None
+    ) -> AsyncText:
+        """Answers a talk, through the model's chat template; messages are {role, content}."""
+        body = [[dict(message) for message in messages], options(settings or {})]
+        return AsyncText(self, "Chat", "aa{ss}a{sv}", body)
+
+    async def count_tokens(self, text: str) -> int:
+        """Tokens of the text as it stands."""
+        return int((await self.call("CountTokens", "s", [text])).body[0])
+
+    async def embed(
+        self, texts: Sequence[str], settings: Mapping[str, Any] | None = None
+    ) -> list[list[float]]:
+        """A vector of length 1 for each text."""
+        reply = await self.call("Embed", "asa{sv}", [list(texts), options(settings or {})])
+        fd = reply.fds.take(reply.body[0])
+        try:
+            data = array.array("f", os.pread(fd, os.fstat(fd).st_size, 0))
+        finally:
+            os.close(fd)
+        if sys.byteorder == "big":
+            data.byteswap()
+        width = len(data) // len(texts)
+        return [data[at : at + width].tolist() for at in range(0, len(data), width)]
+
+    async def classify(
+        self, text: str, labels: Sequence[str], settings: Mapping[str, Any] | None = None
+    ) -> tuple[str, dict[str, float]]:
+        """The label that fits a text best, and the share of each."""
+        body = [text, list(labels), options(settings or {})]
+        label, scores = (await self.call("Classify", "sasa{sv}", body)).body
+        return str(label), dict(scores)
+
+    async def extract(
+        self, text: str, schema: str, settings: Mapping[str, Any] | None = None
+    ) -> str:
+        """JSON that fits the schema, of what the text says."""
+        body = [text, schema, options(settings or {})]
+        return str((await self.call("Extract", "ssa{sv}", body)).body[0])
+
+    async def cancel(self) -> None:
+        """Ends the running job."""
+        await self.call("Cancel")
+
+
+class AsyncStream:
+    """The events of a text stream or a progress pipe, one dict a line, the last included. It owns
+    the pipe; closing it, or leaving the iteration, cancels the job."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._buffer = bytearray()
+
+    def close(self) -> None:
+        """Closes the pipe. A second time is no error."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """Yields each event.
+
+        Raises:
+            PvrdError: the stream ended with `error`, or broke off because the daemon died.
+        """
+        try:
+            while True:
+                event = await self._event()
+                if event.get("type") == "error":
+                    raise from_name(event.get("error"), event.get("message"))
+                yield event
+                if event.get("type") == "end":
+                    return
+        finally:
+            self.close()
+
+    async def _event(self) -> dict[str, Any]:
+        while (end := self._buffer.find(b"\n")) < 0:
+            piece = await self._read()
+            if not piece:
+                raise Internal("The daemon ended before the work was done.")
+            self._buffer += piece
+            if len(self._buffer) > _LONGEST_LINE and b"\n" not in self._buffer:
+                raise Internal("The daemon sends a line that is too long.")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            raise Internal("The daemon sends a line that is no JSON.") from error
+        if not isinstance(event, dict):
+            raise Internal("The daemon sends a line that is no object.")
+        return event
+
+    async def _read(self) -> bytes:
+        if self._fd < 0:
+            return b""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                return os.read(self._fd, 65536)
+            ready: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(self._fd, _set, ready)
+            try:
+                await ready
+            finally:
+                loop.remove_reader(self._fd)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class AsyncText:
+    """A text job that begins when it is iterated over: events, or tokens() alone."""
+
+    def __init__(
+        self, session: AsyncTextSession, member: str, signature: str, body: list[Any]
+    ) -> None:
+        self._session = session
+        self._call = member, signature, body
+        self.end: dict[str, Any] = {}  # the event `end`, as soon as it came
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """Yields each event. Raises as AsyncStream."""
+        reply = await self._session.call(*self._call)
+        stream = AsyncStream(reply.fds.take(reply.body[0]))
+        async with contextlib.aclosing(aiter(stream)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if event.get("type") == "end":
+                    self.end = event
+                yield event
+
+    async def tokens(self) -> AsyncIterator[str]:
+        """Yields the pieces of the answer. Raises as AsyncStream."""
+        async with contextlib.aclosing(aiter(self)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if event.get("text"):
+                    yield str(event["text"])
+
+    async def text(self) -> str:
+        """The whole answer."""
+        return "".join([piece async for piece in self.tokens()])
