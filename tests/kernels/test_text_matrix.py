@@ -288,3 +288,10 @@ def test_no_axis_has_more_groups_than_a_device_allows(op: str) -> None:
             rows, tokens = tile(variant)
             assert x * rows >= n
             assert y * z * tokens >= 100
+
+
+def test_direct_products_are_not_for_compilers_of_small_gpus() -> None:
+    for op in ("matvec", "matvec_norm", "matvec_glu", "matvec_norm_glu"):
+        direct = [v for v in kernels.op(op).variants if "DIRECT" in v.defines]
+        assert direct
+        assert all(v.needs >= {"fp16", "int_dot"} for v in direct)
