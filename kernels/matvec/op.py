@@ -66,8 +66,8 @@ def _direct(fmt: str, invocations: int, ahead: int, chunk: int, more: int) -> Va
     defines = {f"FMT_{fmt.upper()}": "1", "PACKED_INT8": "1", "DIRECT": str(ahead)}
     defines["DIRECT_CHUNK"] = f"{chunk}u"
     shared = 2 * (16 + more) * invocations + 40 * chunk
-    # Nothing here is by halves, but who has them is large enough: a small GPU's compiler may not come
-    # back from these (AXE-1-16M's does not).
+    # Nothing here is by halves, but who has them is large enough: a small GPU's compiler may not
+    # come back from these (AXE-1-16M's does not).
     needs = _SHUFFLES | {"int_dot", "fp16"}
     name = f"{fmt}_direct_{invocations}"
     return Variant(name, (invocations, 1, 1), defines, needs, shared, baseline=False)
