@@ -26,13 +26,14 @@ from typing import Any
 
 import jinja2
 import jinja2.exceptions
+import jinja2.filters
 import jinja2.nodes
 import jinja2.sandbox
 import jinja2.visitor
 
 from engine.errors import BadModel, InvalidArgument
 
-MAX_TEMPLATE = 256 << 10  # characters of a template
+MAX_TEMPLATE = 64 << 10  # characters of a template: the longest that are in use have a third
 MAX_OUTPUT = 4 << 20  # characters that a template may make, in sum and in each value on the way
 MAX_RANGE = 10_000
 SECONDS = 2.0
@@ -230,6 +231,28 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
     return "\n".join([(pad if first else "") + lines[0], *rest])
 
 
+def _batch(value: Any, linecount: int, fill_with: Any = None) -> Any:
+    if not isinstance(linecount, int) or not 0 < linecount <= MAX_RANGE:
+        raise _TooMuch
+    return jinja2.filters.do_batch(value, linecount, fill_with)
+
+
+def _slice(value: Any, slices: int, fill_with: Any = None) -> Any:
+    if not isinstance(slices, int) or not 0 < slices <= MAX_RANGE:
+        raise _TooMuch
+    return [list(part) for part in jinja2.filters.sync_do_slice(value, slices, fill_with)]
+
+
+def _round(value: float, precision: int = 0, method: Any = "common") -> float:
+    if not isinstance(precision, int) or abs(precision) > 64:  # a power of ten that is made first
+        raise _TooMuch
+    return jinja2.filters.do_round(value, precision, method)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return _concat(*parts)
+
+
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
     indent = None if indent is None else min(int(indent), 16)
     return str(_sized(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)))
@@ -248,6 +271,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The immutable sandbox, with bounds on what one operation can make."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
+    concat = staticmethod(_joined)  # what a block or a macro made
 
     def __init__(self) -> None:
         super().__init__(
@@ -255,10 +279,12 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols"],
             cache_size=0,
+            optimized=False,  # what is folded is computed outside of the deadline
         )
         filters = {name: self.filters[name] for name in _FILTERS.split()}
         bounded: dict[str, Callable[..., Any]] = {
-            "replace": _replace, "join": _join, "indent": _indent, "tojson": _tojson
+            "replace": _replace, "join": _join, "indent": _indent, "tojson": _tojson,
+            "batch": _batch, "slice": _slice, "round": _round,
         }  # fmt: skip
         self.filters = {**filters, **bounded}
         self.globals = {

@@ -129,6 +129,14 @@ def test_broken_or_nosy_templates(source: str) -> None:
         "{{ 'x' * 999999999999 }}",
         "{{ 10 ** 10 ** 10 }}",
         "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}",
+        "{{ 'a' | batch(100000000, 'x') | list | length }}",
+        "{{ 'a' | slice(100000000) | list | length }}",
+        "{{ 1 | round(3000000, 'ceil') }}",
+        "{% set s = 'xxxxxxxx' %}" + "{% set s %}{{ s }}{{ s }}{% endset %}" * 26,
+        "{% macro d(x) %}{{ x }}{{ x }}{% endmacro %}"
+        "{{ " + "d(" * 26 + "'xxxxxxxx'" + ")" * 26 + " }}",
+        "{{ " + "1+" * 30000 + "1 }}",
+        "{{ a" + ".b" * 30000 + " }}",
     ],
 )
 def test_greedy_templates_are_stopped(source: str) -> None:
