@@ -84,8 +84,12 @@ class Ring:
 
     def results(self, slot: int) -> Planes:
         """The planes of the slot's output, likewise; they are the frame's until the slot is
-        submitted again."""
-        return self._arrays(slot, "out_planes")
+        submitted again. Not to be written to: the daemon takes unchanged tiles of the next frame
+        from there."""
+        planes = self._arrays(slot, "out_planes")
+        for plane in planes:
+            plane.flags.writeable = False
+        return planes
 
     def _arrays(self, slot: int, planes: str) -> Planes:
         import numpy as np

@@ -3,14 +3,15 @@
 caller's memory.
 
 The format is that of mjpegtools' yuv4mpeg(5): a header line, then for each frame a line `FRAME` and
-the planes Y, U, V without gaps. Only 8-bit 4:2:0 (every siting) and mono are taken, only
-progressive ones. What this program does not know (X tags, aspect, frame rate) goes through as it
-came.
+the planes Y, U, V without gaps. Taken are 4:2:0 (every siting), 4:4:4 and mono with 8 to 16 bits
+(two bytes a sample above 8, little-endian, as ffmpeg has it), only progressive ones. What this
+program does not know (X tags, aspect, frame rate) goes through as it came.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import select
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ _IOV_MAX = 1024
 # 420paldv has Cb and Cr on alternate lines; across it is sited like mpeg2, and that is what pvrd
 # can be told.
 _SITINGS = {"420": "centre", "420jpeg": "centre", "420mpeg2": "left", "420paldv": "left"}
+# What stands behind C: the kind of planes, then the bits where they are more than 8.
+_COLOUR = re.compile(r"(?:(420|444)(?:p(9|10|12|14|16))?|(mono)(9|10|12|14|16)?)", re.ASCII)
 
 
 class Y4mError(Exception):
@@ -41,14 +44,27 @@ class Header:
     extras: tuple[str, ...] = ()
 
     @property
+    def pixel(self) -> str:
+        """The kind of planes: i420, i444 or gray."""
+        kind = self.colour[:4]
+        return "gray" if kind == "mono" else "i444" if kind.startswith("444") else "i420"
+
+    @property
     def mono(self) -> bool:
         """Is there luma alone?"""
-        return self.colour == "mono"
+        return self.pixel == "gray"
+
+    @property
+    def bits(self) -> int:
+        """Bits of a sample, 8 to 16; above 8 it takes two bytes, of which these are the low
+        ones."""
+        found = _COLOUR.fullmatch(self.colour)
+        return int((found and (found[2] or found[4])) or 8)
 
     @property
     def siting(self) -> str:
         """Where a chroma sample lies across its two luma samples: centre or left."""
-        return _SITINGS.get(self.colour, "centre")
+        return _SITINGS.get(self.colour, "centre" if self.bits == 8 else "left")
 
     @property
     def full_range(self) -> bool:
@@ -57,16 +73,15 @@ class Header:
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
-        """(width, height) of each plane in the stream."""
+        """(width, height) of each plane in the stream, in samples."""
+        whole = (self.width, self.height)
         half = ((self.width + 1) // 2, (self.height + 1) // 2)
-        return (
-            ((self.width, self.height),) if self.mono else ((self.width, self.height), half, half)
-        )
+        return {"gray": (whole,), "i420": (whole, half, half), "i444": (whole,) * 3}[self.pixel]
 
     @property
     def frame_bytes(self) -> int:
         """Bytes of one frame's planes."""
-        return sum(w * h for w, h in self.planes)
+        return sum(w * h for w, h in self.planes) * (1 if self.bits == 8 else 2)
 
     def sized(self, width: int, height: int) -> Header:
         """The header of the enlarged stream: another size, everything else kept."""
@@ -116,9 +131,9 @@ def parse_header(line: bytes) -> Header:
             "The clip is interlaced; deinterlace it first (ffmpeg: -vf yadif), "
             "pvrd takes progressive video."
         )
-    if header.colour and header.colour not in _SITINGS and header.colour != "mono":
+    if header.colour not in ("", *_SITINGS) and not _COLOUR.fullmatch(header.colour):
         raise Y4mError(
-            f"The clip has the pixel format {header.colour!r}; pvrd takes 8-bit 4:2:0 and mono "
+            f"The clip has the pixel format {header.colour!r}; pvrd takes 4:2:0, 4:4:4 and mono "
             "(ffmpeg: -pix_fmt yuv420p)."
         )
     return header

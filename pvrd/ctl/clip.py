@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A y4m stream through a video session: one thread, one poll, as many frames under way as there are
-credits.
+"""A y4m or raw stream through a video session: one thread, one poll, as many frames under way as
+there are credits.
 
 A frame goes from the input's descriptor into the ring by readv and from the ring to the output by
-writev; nothing is copied in between and memory does not grow with the clip.
+writev; nothing is copied in between and memory does not grow with the clip. Samples of 9 to 15 bits
+are shifted, since the daemon's have the whole range of 16.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from pvrd import y4m
+from pvrd import rawvideo, y4m
 from pvrd.ctl import common, errors, output
 from pvrd.ctl.tile_picture import draw
 
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     import argparse
 
     from pvrd.client import Client
-    from pvrd.client_video import Done, VideoSession
+    from pvrd.client_video import Done, Planes, VideoSession
     from pvrd.ctl.target import Target
+
+    Header = y4m.Header | rawvideo.RawHeader
+    Reader = y4m.Reader | rawvideo.RawReader
 
 _PIPE_BYTES = 1 << 20
 
@@ -33,20 +37,27 @@ _PIPE_BYTES = 1 << 20
 def enlarge_clip(
     args: argparse.Namespace, source: int, seen: bytes, target: Target
 ) -> dict[str, Any]:
-    """Enlarges the stream; returns the object of `--json upscale`.
+    """Enlarges the stream, raw as it is described by `--raw`, else y4m; returns the object of
+    `--json upscale`.
 
     Raises:
         CtlError: damaged input (exit code 5), no daemon, a refusal, a full disk.
     """
-    try:
-        reader = y4m.Reader(source)
-        header = reader.header(seen)
-    except y4m.Y4mError as error:
-        raise _bad(error) from error
+    reader: Reader
+    header: Header
+    if args.raw:
+        reader, header = rawvideo.RawReader(source), args.raw
+    else:
+        try:
+            reader = y4m.Reader(source)
+            header = reader.header(seen)
+        except y4m.Y4mError as error:
+            raise _bad(error) from error
     settings = {
         "width": header.width,
         "height": header.height,
-        "pixel": "gray" if header.mono else "i420",
+        "pixel": header.pixel,
+        "depth": None if header.bits == 8 else 16,
         "siting": header.siting,
         "full_range": header.full_range,
         "scale": args.scale,
@@ -80,14 +91,15 @@ def _bad(error: y4m.Y4mError) -> errors.CtlError:
     return errors.CtlError(str(error), errors.BAD_INPUT, "InvalidArgument")
 
 
-def _frames_ahead(source: int, header: y4m.Header) -> int | None:
+def _frames_ahead(source: int, header: Header) -> int | None:
     """How many frames a regular file has; None for a stream."""
     status = os.fstat(source)
     if not stat.S_ISREG(status.st_mode):
         with contextlib.suppress(OSError):
             fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         return None
-    return (status.st_size - len(header.line())) // (header.frame_bytes + len("FRAME\n"))
+    mark = len("FRAME\n") if header.line() else 0
+    return (status.st_size - len(header.line())) // (header.frame_bytes + mark)
 
 
 class Pump:
@@ -96,8 +108,8 @@ class Pump:
     def __init__(
         self,
         session: VideoSession,
-        reader: y4m.Reader,
-        header: y4m.Header,
+        reader: Reader,
+        header: Header,
         target: Target,
         total: int | None,
     ) -> None:
@@ -115,12 +127,15 @@ class Pump:
         self._params: dict[int, bytes] = {}  # what stood behind FRAME, by seq
         self._ended = False
         self._damage: y4m.Y4mError | None = None
-        self._times: list[float] = []
+        self._shift = 16 - header.bits if header.bits > 8 else 0
+        self._upper = isinstance(header, rawvideo.RawHeader) and header.upper
+        self._times = Times()
         self._tiles = self._fallback = 0
         self._device = ""
         self._began = self._last = 0.0
         self.meter = output.Progress("upscaling")
-        expected = [width * height for width, height in self._out_header.planes]
+        sample = 1 if header.bits == 8 else 2
+        expected = [width * height * sample for width, height in self._out_header.planes]
         if [sum(map(len, plane)) for plane in session.output(0)] != expected:
             raise errors.CtlError(
                 "The daemon's layout of a frame is not the one of y4m.", errors.FAILED, "Internal"
@@ -158,7 +173,7 @@ class Pump:
                     self._write(done)
         if self._damage:
             raise _bad(self._damage) from self._damage
-        if not self._times:
+        if not self._times.count:
             raise errors.CtlError("The clip has no frames.", errors.BAD_INPUT, "InvalidArgument")
 
     def _read(self) -> None:
@@ -183,6 +198,8 @@ class Pump:
             seq = self._reader.frames
             self._began = self._began or time.monotonic()
             self._params[seq] = self._reader.params
+            if self._shift and not self._upper:
+                widen(self._session.arrays(self._filling), self._shift)
             self._session.submit(seq, self._filling, pts=seq)
             self._filling = None
 
@@ -191,15 +208,20 @@ class Pump:
         if done.dropped:  # only frames with a deadline are, and these have none
             raise errors.CtlError("The daemon dropped a frame.", errors.FAILED, "Internal")
         self._last = time.monotonic()
-        if not self._times:
-            self._target.write([memoryview(self._out_header.line())])
-        self._target.write([memoryview(b"FRAME" + params + b"\n"), *self._outputs[done.slot]])
+        planes = self._outputs[done.slot]
+        if self._shift:
+            planes = narrow(self._session.results(done.slot), self._shift, self._upper)
+        head = self._out_header.line()
+        if head and not self._times.count:
+            self._target.write([memoryview(head)])
+        mark = [memoryview(b"FRAME" + params + b"\n")] if head else []
+        self._target.write([*mark, *planes])
         self._free.append(done.slot)
-        self._times.append(done.ms)
+        self._times.add(done.ms)
         self._tiles += done.tiles
         self._fallback += done.tiles_fallback
         self._device = done.device or self._device
-        self.meter.update(len(self._times), self._total, "frames")
+        self.meter.update(self._times.count, self._total, "frames")
 
     def record(self, client: Client) -> dict[str, Any]:
         """The object that --json prints."""
@@ -207,16 +229,16 @@ class Pump:
         device = self._device or str(state.get("Device", ""))
         seconds = self._last - self._began
         return {
-            "frames": len(self._times),
+            "frames": self._times.count,
             "width": self._out_header.width,
             "height": self._out_header.height,
             "scale": self._scale,
             "model": str(self._session.layout.get("model", "")),
             "device": device,
             "device_name": common.device_name(client, device),
-            "fps": round(len(self._times) / seconds, 3) if seconds > 0 else 0.0,
-            "ms_p50": percentile(self._times, 50),
-            "ms_p99": percentile(self._times, 99),
+            "fps": round(self._times.count / seconds, 3) if seconds > 0 else 0.0,
+            "ms_p50": self._times.percentile(50),
+            "ms_p99": self._times.percentile(99),
             "tiles": self._tiles,
             "tiles_reused": int(state.get("Reused", 0)),
             "tiles_fallback": self._fallback,
@@ -229,10 +251,46 @@ def _flat(planes: list[list[memoryview]]) -> list[memoryview]:
     return [view for plane in planes for view in plane]
 
 
-def percentile(values: list[float], percent: float) -> float:
-    """The value that `percent` of the values do not exceed (nearest rank); 0 where there are
-    none."""
-    if not values:
+def widen(planes: Planes, shift: int) -> None:
+    """Samples of 16 - shift bits in the low bits, to the whole range, where they lie."""
+    for plane in planes:
+        plane[:] = plane.clip(max=(1 << (16 - shift)) - 1) << shift
+
+
+def narrow(planes: Planes, shift: int, upper: bool) -> list[memoryview]:
+    """The other way round, rounded; with `upper` the bits stay where they are.
+
+    Not in place: the daemon takes unchanged tiles of the next frame from what lies in the ring.
+    """
+    half = 1 << (shift - 1)
+    narrowed = []
+    for plane in planes:
+        made = (plane.clip(max=0xFFFF - half) + half) >> shift
+        if upper:
+            made <<= shift
+        narrowed.append(memoryview(made).cast("B"))
+    return narrowed
+
+
+class Times:
+    """How long frames took, in a table that does not grow with the clip: by three digits."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._table: dict[float, int] = {}
+
+    def add(self, ms: float) -> None:
+        """A frame."""
+        key = float(f"{ms:.3g}")
+        self._table[key] = self._table.get(key, 0) + 1
+        self.count += 1
+
+    def percentile(self, percent: float) -> float:
+        """The value that `percent` of the values do not exceed (nearest rank); 0 where there are
+        none."""
+        left = max(-(-self.count * percent // 100), 1)
+        for ms in sorted(self._table):
+            left -= self._table[ms]
+            if left <= 0:
+                return round(ms, 3)
         return 0.0
-    rank = -(-len(values) * percent // 100)
-    return round(sorted(values)[max(int(rank) - 1, 0)], 3)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enlarges a y4m clip, or a PNG or JPEG picture.
+"""Enlarges a y4m or raw clip, or a PNG or JPEG picture.
 
-IN and OUT may be - for standard input and output, so that it sits in a pipe between two ffmpeg.
+IN and OUT may be - for standard input and output, so that it sits in a pipe between two ffmpeg
+(docs/hooks.md has recipes).
 With OUT on standard output --json prints its object on standard error.
 """
 
@@ -16,6 +17,8 @@ from pvrd.ctl.target import Target
 
 if TYPE_CHECKING:
     import argparse
+
+    from pvrd.rawvideo import RawHeader
 
 _SUFFIXES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".y4m": "y4m"}
 _FOREIGN = (
@@ -67,6 +70,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="of the output (as the input, or as OUT is named)",
     )
     parser.add_argument(
+        "--raw",
+        type=_raw,
+        metavar="WxH[:FORMAT]",
+        help="IN is raw video of this size and format, by ffmpeg's name (yuv420p, nv12, yuv444p,"
+        " gray, yuv420p10le, p010le, …), and so is OUT",
+    )
+    parser.add_argument(
         "input", metavar="IN", help="a y4m clip, a PNG or a JPEG; - is standard input"
     )
     parser.add_argument("output", metavar="OUT", help="the enlarged one; - is standard output")
@@ -97,6 +107,13 @@ def _size(text: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
+def _raw(text: str) -> RawHeader:
+    from pvrd.rawvideo import parse
+
+    return parse(text)
+
+
+_raw.__name__ = "raw video such as 1280x720:yuv420p"
 _scale.__name__ = "number from 1 to 8"
 _size.__name__ = "size such as 1280x720"
 
@@ -125,8 +142,8 @@ def sniff(fd: int) -> tuple[str, bytes]:
     )
 
 
-def open_input(name: str) -> tuple[int, str, bytes]:
-    """The input, its kind, and the bytes that were read to see that.
+def open_input(name: str, raw: bool = False) -> tuple[int, str, bytes]:
+    """The input, its kind, and the bytes that were read to see that; of raw video none are.
 
     Raises:
         CtlError: it cannot be read, or is none that pvrctl takes.
@@ -135,7 +152,7 @@ def open_input(name: str) -> tuple[int, str, bytes]:
     try:
         if name != "-":
             source = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        return source, *sniff(source)
+        return (source, "raw", b"") if raw else (source, *sniff(source))
     except OSError as error:
         sentence = f"{output.plain(name)}: {os.strerror(error.errno or 0)}."
         failure = errors.CtlError(sentence, errors.BAD_INPUT, "InvalidArgument")
@@ -162,7 +179,7 @@ def out_format(given: str | None, name: str, kind: str) -> str:
             "InvalidArgument",
         )
     wanted = given or _SUFFIXES.get(suffix) or kind
-    if (wanted == "y4m") != (kind == "y4m"):
+    if wanted != kind and {wanted, kind} & {"y4m", "raw"}:
         raise errors.CtlError(
             f"A {kind} input cannot become {wanted}.", errors.USAGE, "InvalidArgument"
         )
@@ -179,11 +196,11 @@ def run(args: argparse.Namespace) -> int:
             )
     if not args.input or not args.output:
         raise errors.CtlError("IN and OUT have to be named.", errors.USAGE, "InvalidArgument")
-    source, kind, seen = open_input(args.input)
+    source, kind, seen = open_input(args.input, args.raw is not None)
     try:
         wanted = out_format(args.format, args.output, kind)
         with Target(args.output, source) as target:
-            if kind == "y4m":
+            if kind in ("y4m", "raw"):
                 from pvrd.ctl.clip import enlarge_clip
 
                 record = enlarge_clip(args, source, seen, target)

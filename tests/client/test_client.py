@@ -14,7 +14,7 @@ import pytest
 
 from pvrd.client import Client, NoDaemon
 from pvrd.client_async import AsyncClient
-from pvrd.errors import InvalidArgument, NoSuchSession, PvrdError
+from pvrd.errors import Busy, InvalidArgument, NoSuchSession, PvrdError
 from tests.client.conftest import Restartable
 from tests.e2e.conftest import PROMPT, until
 
@@ -71,8 +71,7 @@ def test_two_sessions_at_once_and_leaving_an_iterator_cancels(pvrd: Restartable)
                 try:
                     assert await first.generate(PROMPT, {"max_tokens": 5}).text() == whole
                     break
-                except PvrdError as error:
-                    assert error.name == "Busy"
+                except Busy:
                     await asyncio.sleep(0.01)
 
             async def reads() -> None:
@@ -129,16 +128,18 @@ def test_frames_as_arrays(pvrd: Restartable, depth: int) -> None:
                 await asyncio.sleep(0)
                 yield ramp(seq, depth)
 
-        async with await AsyncClient.connect(pvrd.address) as client:
-            async with await client.open_video(settings) as video:
-                at = 0
-                async for done, planes in video.enlarge(frames()):
-                    assert done.seq == at + 1
-                    for plane, expected in zip(planes, found[at], strict=True):
-                        assert np.array_equal(plane, expected)
-                    at += 1
-                assert at == 9
-                assert (await video.properties())["Device"] == "cpu"
+        async with (
+            await AsyncClient.connect(pvrd.address) as client,
+            await client.open_video(settings) as video,
+        ):
+            at = 0
+            async for done, planes in video.enlarge(frames()):
+                assert done.seq == at + 1
+                for plane, expected in zip(planes, found[at], strict=True):
+                    assert np.array_equal(plane, expected)
+                at += 1
+            assert at == 9
+            assert (await video.properties())["Device"] == "cpu"
 
     asyncio.run(enlarge())
 
@@ -194,10 +195,17 @@ def test_a_video_session_ends_with_its_daemon(pvrd: Restartable) -> None:
 
         async with await AsyncClient.connect(pvrd.address, wait=30) as client:
             async with await client.open_video(FRAME) as video:
+                feed = video.enlarge(frames())
+                while (await anext(feed))[0].seq < 3:
+                    pass
+                pvrd.stop(signal.SIGKILL)
+
+                async def rest() -> None:
+                    async for _ in feed:
+                        pass
+
                 with pytest.raises(PvrdError):
-                    async for done, _ in video.enlarge(frames()):
-                        if done.seq == 3:
-                            pvrd.stop(signal.SIGKILL)
+                    await rest()
             await asyncio.to_thread(pvrd.start)
             async with await client.open_video(FRAME) as video:
                 feed = frames()

@@ -41,7 +41,7 @@ _pvrctl() {
         classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
         embed) options+=" $jobs --context --pooling" ;;
         compile) options+=' -o --output --weights --calibrate --profile --name --licence --explain --without --rate' ;;
-        upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --debug-tiles --format" ;;
+        upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --debug-tiles --format --raw" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
             case $action in
