@@ -47,12 +47,13 @@ def test_exposure_is_small(root: Path, unit: str) -> None:
     assert float(figure[1]) <= 1.5
 
 
-def test_the_agents_unit_is_sound(tmp_path: Path) -> None:
-    text = (TREE / "systemd/pvr-agent.service").read_text()
-    assert "ExecStart=@bindir@/pvr-agent\n" in text
-    assert "PartOf=graphical-session.target" in text, "it ends with the session"
-    unit = tmp_path / "pvr-agent.service"
-    unit.write_text(text.replace("@bindir@/pvr-agent", "/bin/true"))
+@pytest.mark.parametrize(("name", "verb"), [("pvr-agent", "enable"), ("pvr-http", "disable")])
+def test_the_units_of_users_are_sound(tmp_path: Path, name: str, verb: str) -> None:
+    text = (TREE / f"systemd/{name}.service").read_text()
+    assert f"ExecStart=@bindir@/{name}\n" in text
+    assert ("PartOf=graphical-session.target" in text) == (name == "pvr-agent")
+    unit = tmp_path / f"{name}.service"
+    unit.write_text(text.replace(f"@bindir@/{name}", "/bin/true"))
     said = subprocess.run(
         ["systemd-analyze", "verify", "--user", "--man=no", "--recursive-errors=no", unit],
         capture_output=True,
@@ -60,9 +61,9 @@ def test_the_agents_unit_is_sound(tmp_path: Path) -> None:
         check=False,
         env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
     )
-    assert "pvr-agent.service" not in said.stderr, said.stderr
-    preset = (TREE / "systemd/80-pvr-agent.preset").read_text()
-    assert "enable pvr-agent.service\n" in preset
+    assert f"{name}.service" not in said.stderr, said.stderr
+    preset = (TREE / f"systemd/80-{name}.preset").read_text()
+    assert f"{verb} {name}.service\n" in preset
 
 
 def test_workers_end_with_pvrd_and_sockets_are_its_own() -> None:

@@ -21,6 +21,7 @@ pvrd = pvrd.__main__:main
 pvrctl = pvrd.ctl.main:main
 pvrd-worker = pvrd.workers.__main__:main
 pvr-agent = pvrd.agent.__main__:main
+pvr-http = pvrd.http.__main__:main
 """
 
 
@@ -89,6 +90,9 @@ def test_everything_lies_where_its_reader_looks(tmp_path: Path, wheels: Path) ->
         "usr/local/bin/pvr-agent",
         "usr/local/lib/systemd/user/pvr-agent.service",
         "usr/local/lib/systemd/user-preset/80-pvr-agent.preset",
+        "usr/local/bin/pvr-http",
+        "usr/local/lib/systemd/user/pvr-http.service",
+        "usr/local/lib/systemd/user-preset/80-pvr-http.preset",
         "usr/local/lib/sysusers.d/pvrd.conf",
         "usr/local/lib/tmpfiles.d/pvrd.conf",
         "etc/dbus-1/system.d/org.pvrd.Pvrd1.conf",

@@ -33,7 +33,14 @@ UNITS = (
     "pvrd-worker-cpu@.service",
 )
 AGENT = "pvr-agent.service"  # a unit of users
-LAUNCHERS = {"pvrd": "bin", "pvrctl": "bin", "pvrd-worker": "libexec", "pvr-agent": "bin"}
+HTTP = "pvr-http.service"  # the same, but nobody's before it is enabled
+LAUNCHERS = {
+    "pvrd": "bin",
+    "pvrctl": "bin",
+    "pvrd-worker": "libexec",
+    "pvr-agent": "bin",
+    "pvr-http": "bin",
+}
 
 
 def die(message: str) -> None:
@@ -159,9 +166,10 @@ def data(target: Target) -> None:
     for name in UNITS:
         target.copy(SOURCE / "systemd" / name, target.under("units") / name)
     target.copy(SOURCE / "systemd/80-pvrd.preset", target.under("presets") / "80-pvrd.preset")
-    target.copy(SOURCE / "systemd" / AGENT, target.under("user-units") / AGENT)
-    preset = "80-pvr-agent.preset"
-    target.copy(SOURCE / "systemd" / preset, target.under("user-presets") / preset)
+    for unit in (AGENT, HTTP):
+        target.copy(SOURCE / "systemd" / unit, target.under("user-units") / unit)
+        preset = f"80-{unit.removesuffix('.service')}.preset"
+        target.copy(SOURCE / "systemd" / preset, target.under("user-presets") / preset)
     target.copy(SOURCE / "systemd/pvrd.tmpfiles.conf", target.under("tmpfiles") / "pvrd.conf")
     dbus = SOURCE / "dbus"
     for kind, suffix in {"policy": "conf", "activation": "service", "polkit": "policy"}.items():
@@ -321,7 +329,7 @@ def install(target: Target, wheels: Path, python: str, site: bool) -> None:
 def uninstall(target: Target, purge: bool) -> None:
     if booted(target) and target.at(target.under("units") / "pvrd.service").exists():
         run("systemctl", "disable", "--now", *UNITS[:3])
-        run("systemctl", "--global", "disable", AGENT)
+        run("systemctl", "--global", "disable", AGENT, HTTP)
     installed = target.at(target.manifest).is_file()
     # What an earlier uninstall left can still be purged.
     left = [n for n in (*STATE, "/etc/pvrd", "/run/pvrd") if target.at(n).exists()] if purge else []
