@@ -13,9 +13,10 @@ lines of JSON:
 
     {"t": "ready", "device": NAME, "layers": N, "alone_ms": F}
     {"t": "report", "missed_per_s": F, "latency_ms": F}     once a second: what an agent would see
-    {"t": "end", "took_ms": [F, …], "missed": N, "seconds": F}
+    {"t": "end", "took_ms": [F, …], "began_s": [F, …], "missed": N, "seconds": F}
 
-`took_ms` is from a frame's submission to its fence; `missed` counts refreshes without a new frame.
+`took_ms` is from a frame's submission (`began_s`) to its fence; `missed` counts refreshes without a
+new frame.
 
 Only this file of the benchmarks calls Vulkan by itself; the product draws nothing.
 """
@@ -116,7 +117,7 @@ class Scene:
         app = vk.VkApplicationInfo(pApplicationName="qos", apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
         instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(pApplicationInfo=app), None)
         stack.callback(vk.vkDestroyInstance, instance, None)
-        found = []
+        found: list[tuple[bool, int, Any, int]] = []
         for device in vk.vkEnumeratePhysicalDevices(instance):
             kind = vk.vkGetPhysicalDeviceProperties(device).deviceType
             if (kind == vk.VK_PHYSICAL_DEVICE_TYPE_CPU) > software:
@@ -367,12 +368,14 @@ def run(
 ) -> dict[str, Any]:
     """So many frames, each with its refresh."""
     took: list[float] = []
+    began: list[float] = []
     begin = time.monotonic_ns()
     beat = Beat(begin + 10_000_000, hz)
     told, missed = begin, 0
     lately: list[float] = []
     for _ in range(frames):
         sleep_until(beat.due())
+        began.append(round(time.monotonic(), 6))
         took.append(frame())
         lately.append(took[-1])
         now = time.monotonic_ns()
@@ -389,6 +392,7 @@ def run(
     return {
         "t": "end",
         "took_ms": [round(1e3 * t, 4) for t in took],
+        "began_s": began,
         "missed": beat.missed,
         "seconds": (time.monotonic_ns() - begin) / 1e9,
     }

@@ -57,6 +57,7 @@ class Frames:
     took_ms: list[float]
     missed: int
     seconds: float
+    began_s: list[float]  # CLOCK_MONOTONIC
     layers: int
     device: str
 
@@ -93,7 +94,7 @@ class Compositor:
             if message["t"] == "report" and agent is not None:
                 report(agent, message)
             if message["t"] == "end":
-                got = message["took_ms"], message["missed"], message["seconds"]
+                got = message["took_ms"], message["missed"], message["seconds"], message["began_s"]
                 return Frames(*got, self.layers, self.device)
         raise SystemExit("qos_compositor ended before its frames did")
 
@@ -162,7 +163,12 @@ def pvrd(args: argparse.Namespace, folder: Path, models: Path) -> Iterator[dict[
     with TOOLS["bus"](folder) as address:
         arguments = ["--config", str(config)]
         with TOOLS["daemon"](folder, address, arguments, folder / "pvrd.log"):
-            yield {**os.environ, "PVRD_BUS": address, "DBUS_SESSION_BUS_ADDRESS": address}
+            try:
+                yield {**os.environ, "PVRD_BUS": address, "DBUS_SESSION_BUS_ADDRESS": address}
+            except BaseException:
+                lines = (folder / "pvrd.log").read_text(errors="replace").splitlines()
+                _say("\n".join(lines[-30:]))
+                raise
 
 
 def decisions(folder: Path) -> list[str]:
@@ -262,6 +268,23 @@ def measured(
     return frames, stretch(text, video)
 
 
+def _trace(args: argparse.Namespace, layers: int, env: dict[str, str]) -> None:
+    """Two seconds of slices and of frames, on one clock, in the folder `--trace`."""
+    args.trace.mkdir(parents=True, exist_ok=True)
+    frames: list[Frames] = []
+    with compositor(args, BUDGET_MS, layers, int(4 * HZ)) as work, Client(env["PVRD_BUS"]) as one:
+        drawing = threading.Thread(target=lambda: frames.append(work.frames()))
+        drawing.start()
+        time.sleep(1.0)
+        fd = one.trace(2.0)
+        drawing.join()
+    with open(fd, "rb") as told:
+        told.seek(0)
+        (args.trace / "slices.json").write_bytes(told.read())
+    both = {"began_s": frames[0].began_s, "took_ms": frames[0].took_ms}
+    (args.trace / "frames.json").write_text(json.dumps(both))
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -315,6 +338,8 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[common.Row]:
             with compositor(args, BUDGET_MS, alone.layers) as work:
                 beside, got = measured(work, agent, text, video)
             _say(f"beside the compositor: {got.tokens_s:.1f} tokens/s, {got.video}")
+            if args.trace:
+                _trace(args, alone.layers, env)
         yield from _rows_of("pvrd", beside, alone, "alone")
         yield common.row("pvrd frame p99", "ms", beside.p99, TARGET * alone.p99, "target")
         yield common.row("pvrd text", "tokens/s", got.tokens_s, HALF * only.tokens_s, "target")

@@ -96,6 +96,7 @@ class Decision:
     precision: str = "full"  # full (FP16, INT8) or low (INT4, small networks), for new jobs
     share: float = 1.0  # of the device's time that all work together may take, 0..1
     preload_tokens: int = 0  # of the KV cache to make ready
+    refresh_hz: float = 0.0  # of a compositor at work: slices keep out of its way; 0: none is known
     parked: bool = False  # no slice at all: suspend
     release: bool = False  # the GPU's memory is given back too
     reason: str = ""  # one sentence
@@ -331,6 +332,7 @@ def _decision(snapshot: Snapshot, state: State, config: Config) -> Decision:
         precision="low" if state.battery.level else "full",
         share=SHARES[contention],
         preload_tokens=(0, *PRELOAD)[state.preload.level],
+        refresh_hz=round(snapshot.refresh_hz or 0.0, 2) if state.desktop.level else 0.0,
         parked=snapshot.sleeping,
         release=gone or snapshot.sleeping,
         reason="; ".join(reason for reason in reasons if reason),
@@ -377,6 +379,7 @@ def describe(decision: Decision) -> dict[str, Any]:
         "precision": decision.precision,
         "share": decision.share,
         "preload_tokens": decision.preload_tokens,
+        "refresh_hz": decision.refresh_hz,
         "parked": decision.parked,
         "release": decision.release,
         "reason": decision.reason,

@@ -180,11 +180,13 @@ class Worker:
         """One slice of a task, and what is known of it afterwards."""
         if self._neighbour is not None:
             self._neighbour.serve(task.priority)
+        waited = self._meter.gate.waited
         began = time.monotonic()
         task.spans.begins(began)
         goes_on = self._guard(task.subject(), task.step)
         ended = time.monotonic()
-        self._scheduler.charge(task, ended - began)
+        spent = ended - began - (self._meter.gate.waited - waited)
+        self._scheduler.charge(task, spent)
         if self._recorder.on:
             self._recorder.slice(task, began, ended)
         if not goes_on:
@@ -193,7 +195,7 @@ class Worker:
             if goes_on or one is not task:
                 one.spans.waits("queue" if one.ready() else "input", ended)
         if self._share < 1:
-            self._rests = ended + (ended - began) * (1 / self._share - 1)
+            self._rests = ended + spent * (1 / self._share - 1)
         if (told := self._meter.canary.tell(ended)) is not None:
             self.send(told)
 
@@ -350,6 +352,7 @@ class Worker:
         LIMIT.scale = min(max(float(message.get("group_scale", 1.0)), 0.0), 1.0)
         self._share = min(max(float(message.get("share", 1.0)), LEAST_SHARE), 1.0)
         self._parked = bool(message.get("parked"))
+        self._meter.gate.rhythm.pace(max(0.0, float(message.get("refresh_hz") or 0.0)))
         if self._share >= 1:
             self._rests = 0.0
 

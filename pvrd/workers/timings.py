@@ -24,6 +24,8 @@ from engine.backends.base import (
 )
 from engine.program import Program
 from pvrd.workers.canary import Canary
+from pvrd.workers.paced import Cut, Gate
+from pvrd.workers.rhythm import Rhythm
 
 PARTS = ("input", "queue", "upload", "compute", "download", "host")
 NAMED_MS = 5.0  # from here on a wait is named
@@ -40,6 +42,7 @@ class Meter:
     def __init__(self) -> None:
         self.upload = self.compute = self.download = 0.0
         self.canary = Canary()
+        self.gate = Gate(Rhythm(), self.canary)
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds of all tokens and frames
         self.slices: deque[Slice] | None = None  # of the present trace
         self.kernel: Callable[[str, float, float], None] | None = None  # who is told of each then
@@ -152,6 +155,7 @@ class MeteredExecutable:
         self._runs = 0
         self._weights = weights
         self._size = (0, 0)
+        self._cut = Cut(meter.gate, inner)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -184,16 +188,18 @@ class MeteredExecutable:
     def run(self, *sequences: str, **more: Any) -> RunStats:
         meter = self._meter
         self._runs += 1
-        began = time.perf_counter()
         apart = None if self._runs % KERNELS_EVERY else meter.kernel
-        if apart is None:
-            stats = self._inner.run(*sequences, **more)
-        else:
+        if apart is not None:  # it takes longer, for no fault of the device's
+            began = time.perf_counter()
             stats = self._apart(apart, sequences, **more)
-        took = time.perf_counter() - began
+            took = time.perf_counter() - began
+        elif not more and self._cut.wanted(sequences):
+            stats = self._cut.run((self._weights, *self._size), sequences)
+            took = stats.wall_s
+        else:
+            kind = (self._weights, sequences, *self._size)
+            stats, took = meter.gate.run(kind, lambda: self._inner.run(*sequences, **more))
         meter.compute += took
-        if apart is None:  # else it takes longer for no fault of the device's
-            meter.canary.slice((self._weights, sequences, *self._size), took)
         if meter.slices is not None:
             device = stats.device_s or 0.0
             names = "+".join(dict.fromkeys(sequences))

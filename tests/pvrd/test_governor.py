@@ -59,6 +59,7 @@ def test_a_session_at_work_shortens_slices_at_once_and_idleness_lengthens_them_l
     assert day(session_active=True, idle=False).slice_ms == 2.0
     assert day(6, session_active=False).slice_ms == 20.0
     assert day(refresh_hz=60.0).slice_ms == 2.0  # no logind, but a compositor
+    assert day(refresh_hz=59.94).refresh_hz == 59.94
 
 
 def test_slices_never_become_longer_than_configured_for_idleness() -> None:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A slice in several submissions, for a device that has to be let go in between.
+
+A sequence that takes long (a token of a large model) is recorded anew as parts with about equal
+numbers of calls; what follows it in the slice goes with its last part. All parts are submitted and
+waited for one by one, in order, so what they compute is what the whole slice does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+Paced = Callable[[tuple[str, int, int], Callable[[], None]], None]
+
+
+class Segments:
+    """Of one VulkanExecutable; made when they are first wanted, they end with it."""
+
+    def __init__(self, executable: Any) -> None:
+        self._exe = executable
+        self._parts: dict[tuple[str, int], list[Any]] = {}
+        self._ready: dict[tuple[int, tuple[str, ...], int], Any] = {}
+
+    def parts(self, name: str, count: int) -> list[Any]:
+        """Command buffers for a sequence in at most `count` parts."""
+        key = name, count
+        if key not in self._parts:
+            exe = self._exe
+            calls = exe._dispatches[name]
+            count = max(1, min(count, len(calls)))
+            ends = [len(calls) * i // count for i in range(count + 1)]
+            device = exe._backend._device
+            commands = device.commands(exe._stack, count)
+            for cmd, begin, end in zip(commands, ends[:-1], ends[1:], strict=True):
+                device.record(cmd, calls[begin:end])
+            self._parts[key] = commands
+        return self._parts[key]
+
+    def run(self, sequences: Sequence[str], cut: str, count: int, paced: Paced) -> float:
+        """Runs a slice whose sequences `cut` are in `count` parts; seconds of all submissions.
+
+        `paced(kind, submit)` is called for each submission, in order, and has to call `submit`;
+        kind is (cut, count, number of the part), which tells those apart that take different times.
+
+        Raises:
+            DeviceLost
+        """
+        exe = self._exe
+        exe._send()
+        spent, at = 0.0, 0
+
+        def submit(submission: Any, count: bool) -> None:
+            nonlocal spent
+            began = time.perf_counter()
+            exe._backend._submit(submission, count)
+            spent += time.perf_counter() - began
+
+        while at < len(sequences):
+            after = at + 1
+            while after < len(sequences) and sequences[after] != cut:
+                after += 1
+            own = tuple(sequences[at:after])
+            at = after
+            many = len(self.parts(cut, count)) if own[0] == cut else 1
+            for number in range(many):
+                key = count, own, number
+                if key not in self._ready:
+                    self._ready[key] = exe._backend._device.submission(
+                        self._commands(own, cut, count, number, many)
+                    )
+                paced((own[0], count, number), partial(submit, self._ready[key], number == 0))
+        calls = sum(len(exe.program.sequences[name]) for name in sequences)
+        exe._backend._counters["dispatches"] += calls
+        return spent
+
+    def _commands(
+        self, own: tuple[str, ...], cut: str, count: int, number: int, many: int
+    ) -> list[Any]:
+        recorded = self._exe._recorded
+        if own[0] != cut:
+            return [recorded[name] for name in own]
+        rest = [recorded[name] for name in own[1:]] if number == many - 1 else []
+        return [self.parts(cut, count)[number], *rest]

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rhythm beside a simulated compositor: neither makes the other late, and both get their time."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.backends.vulkan import VulkanBackend
+from engine.backends.vulkan.segments import Segments
+from engine.text.model import TextModel
+from pvrd.workers.rhythm import LEAST_S, Rhythm
+from tests.workers.conftest import Peer
+
+FRAME_S = 6e-3
+LOCKED_S = 3.0  # until then it may still search
+
+
+@dataclass
+class Screen:
+    """A GPU with a compositor on it; `turns` shares it half and half, else the frame goes first."""
+
+    hz: float = 60.0
+    frame_s: float = FRAME_S
+    turns: bool = True
+    until_s: float = 1e9
+    seed: int = 1
+    now: float = 0.0
+    took: list[tuple[float, float]] = field(default_factory=list)  # begin, seconds of a frame
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self._left = self._begun = 0.0
+        self._number = 0
+        self._next = 0.0
+        self._after()
+
+    def _after(self) -> None:
+        self._number += 1
+        self._next = self._number / self.hz + 60e-6 * self._rng.random()
+
+    def _begin(self) -> None:
+        self._begun = self.now
+        self._left = self.frame_s if self.now < self.until_s else 0.0
+        self._after()
+
+    def _ended(self) -> None:
+        self._left = 0.0
+        self.took.append((self._begun, self.now - self._begun))
+
+    def idle(self, until: float) -> None:
+        """Time without work of ours."""
+        while self.now < until:
+            if self._left:
+                step = min(self._left, until - self.now)
+                self._left -= step
+                self.now += step
+                if self._left < 1e-9:
+                    self._ended()
+            elif self._next < until:
+                self.now = max(self.now, self._next)
+                self._begin()
+            else:
+                self.now = until
+
+    def work(self, seconds: float) -> None:
+        """A submission of ours."""
+        while seconds > 1e-9:
+            if self._left and not self.turns:
+                self.now += self._left
+                self._ended()
+            elif self._left:
+                step = min(seconds, self._left)
+                seconds -= step
+                self._left -= step
+                self.now += 2 * step
+                if self._left < 1e-9:
+                    self._ended()
+            elif self._next < self.now + seconds:
+                step = max(0.0, self._next - self.now)
+                seconds -= step
+                self.now += step
+                self._begin()
+            else:
+                self.now += seconds
+                seconds = 0.0
+
+
+def beside(screen: Screen, part_s: float, seconds: float = 12.0) -> tuple[Rhythm, float]:
+    """Submissions of `part_s` in a row, and the share of the time that they had of the device;
+    `screen.took` has the frames then.
+    """
+    rng, rhythm = random.Random(2), Rhythm()
+    rhythm.pace(60.0)
+    done = 0.0
+    while screen.now < seconds:
+        if (pause := rhythm.wait(screen.now, rhythm.alone("part"))) > 0:
+            screen.idle(screen.now + pause + 80e-6 * rng.random())  # sleeps end late
+            continue
+        began = screen.now
+        screen.idle(began + 20e-6)
+        screen.work(part_s)
+        screen.idle(screen.now + 40e-6 * rng.random() + (rng.random() < 0.01) * 300e-6)
+        rhythm.took("part", began, screen.now)
+        screen.idle(screen.now + 30e-6)
+        done += part_s if began > LOCKED_S else 0.0
+    return rhythm, done / (seconds - LOCKED_S)
+
+
+def frames(screen: Screen) -> tuple[float, float]:
+    """Median and 99th percentile, ms."""
+    took = sorted(1e3 * seconds for began, seconds in screen.took if began > LOCKED_S)
+    return statistics.median(took), took[len(took) * 99 // 100]
+
+
+@pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.parametrize("part_s", [0.5e-3, 0.8e-3, 2e-3])
+def test_frames_stay_as_they_are_and_half_of_the_device_is_used(turns: bool, part_s: float) -> None:
+    screen = Screen(turns=turns)
+    _, share = beside(screen, part_s)
+    middle, p99 = frames(screen)
+    assert middle <= 1.05 * 1e3 * FRAME_S
+    assert p99 <= 1.10 * 1e3 * FRAME_S
+    assert share >= 0.48
+
+
+@pytest.mark.parametrize("hz", [59.94, 60.06])
+def test_a_screen_that_is_not_quite_as_fast_as_it_says(hz: float) -> None:
+    screen = Screen(hz=hz)
+    _, share = beside(screen, 0.8e-3)
+    assert frames(screen)[1] <= 1.10 * 1e3 * FRAME_S
+    assert share >= 0.48
+
+
+def test_a_part_where_nobody_works_any_more_closes() -> None:
+    rhythm, _ = beside(Screen(until_s=5.0), 0.8e-3, seconds=9.0)
+    assert rhythm.start is None or rhythm.busy < 4 * LEAST_S
+
+
+def test_two_that_never_come_to_an_end_together() -> None:
+    screen = Screen(frame_s=0.65 / 60)
+    _, share = beside(screen, 0.8e-3)
+    assert frames(screen)[1] <= 1.20 * 1e3 * screen.frame_s
+    assert share >= 0.1
+
+
+def test_without_a_compositor_nothing_waits() -> None:
+    rhythm = Rhythm()
+    for number in range(100):
+        assert rhythm.wait(0.01 * number, 1e-3) == 0.0
+        rhythm.took("part", 0.01 * number, 0.01 * number + 1e-3 * (1 + number % 2))
+    rhythm.pace(60.0)
+    first = rhythm.on
+    rhythm.pace(0.0)
+    assert (first, rhythm.on) == (True, False)
+    assert rhythm.wait(5.0, 1e-3) == 0.0
+
+
+@pytest.mark.gpu
+def test_a_text_in_parts_is_the_same_text(peer: Callable[..., Peer], tiny: Path) -> None:
+    worker = peer("gpu", allow_software=True)
+    worker.load(tiny)
+    said = []
+    for number, hz in enumerate((0.0, 60.0)):
+        worker.send("govern", slice_ms=2.0, group_scale=1.0, share=1.0, refresh_hz=hz)
+        worker.text(str(number), "Once upon a time", max_tokens=40)
+        said.append([token["id"] for token in worker.answer(str(number))[:-1]])
+    assert len(said[0]) == 40
+    assert said[0] == said[1]
+
+
+@pytest.mark.gpu
+def test_parts_compute_what_the_whole_does(tiny: Path, tmp_path: Path) -> None:
+    with contextlib.closing(VulkanBackend(allow_software=True)) as backend:
+        model = TextModel.load(tiny, str(tmp_path / "tiny.pvrm"), backend)
+        state = model.state(64)
+        parts, seen = Segments(state.executable), []
+        for count in (0, 1, 3, 500):
+            state.common([])
+            state.run([1, 2, 3], head=True)
+            if count:
+                kinds: list[tuple[str, int, int]] = []
+
+                def run(kind: Any, submit: Callable[[], None], to: Any = kinds) -> None:
+                    to.append(kind)
+                    submit()
+
+                exe: Any = state.executable
+                with pytest.MonkeyPatch.context() as patch:
+                    cut = partial(parts.run, cut="decode", count=count, paced=run)
+                    patch.setattr(exe, "run", lambda *names, cut=cut: cut(names))
+                    state.run([4], head=True, decode=True)
+                assert len(kinds) == min(count, len(exe.program.sequences["decode"]))
+            else:
+                state.run([4], head=True, decode=True)
+            seen.append(state.logits())
+        state.close()
+        model.close()
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
