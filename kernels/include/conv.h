@@ -40,10 +40,8 @@ typedef struct {
                 }                                                                        \
         for (int o = 0; o < OC; o++)                                                     \
             for (int v = 0; v < NV; v++) {                                               \
-                const vf r = acc[o][v], s = r * tail[g->cout + (size_t)o];               \
-                const vi up = r > 0.0f;                                                  \
                 float *y = g->y + (o0 + (size_t)o) * g->xs + x;                          \
-                *(vf *)(y + v * VL) = (vf)((up & (vi)r) | (~up & (vi)s));                \
+                *(vf *)(y + v * VL) = pvr_prelu(acc[o][v], tail[g->cout + (size_t)o]);   \
             }                                                                            \
     }
 

@@ -7,9 +7,7 @@
 
 #include "video.h"
 
-#if defined(__AVX512VNNI__)
-#include <immintrin.h>
-#elif defined(__ARM_FEATURE_DOTPROD)
+#if defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #endif
 
@@ -52,33 +50,38 @@ typedef struct {
     size_t cin, cout, xs;
 } pvr_int8_row;
 
-static inline vf pvr_prelu(vf r, float slope) {
-    const vf s = r * slope;
-    const vi up = r > 0.0f;
-    return (vf)((up & (vi)r) | (~up & (vi)s));
-}
-
-/* Bytes 0..255 of values on that scale, in words. */
-static inline vi pvr_bytes(vf q) {
-    const vi low = q > 0.0f;
-    q = (vf)(low & (vi)q);
-    const vf top = (vf){0} + 255.0f;
-    const vi high = q < top;
-    q = (vf)((high & (vi)q) | (~high & (vi)top));
-    return __builtin_convertvector(q + 0.5f, vi);
-}
-
-/* What is kept of four channels. */
-static inline vi pvr_kept(vi a, vi b, vi c, vi d) {
-    vi word = a | b << 8 | c << 16 | d << 24;
+/* What is kept of four channels' values on the scale of bytes, 0.5 added: held to 0..255, cut off. */
+static inline __attribute__((always_inline)) vi pvr_kept(const vf q[4]) {
+#if defined(__AVX512BW__) || defined(__AVX2__)
+    /* Saturating packs leave four bytes of each channel in a lane of 128 bits. */
+    vi n[4];
+    for (int i = 0; i < 4; i++) n[i] = __builtin_convertvector(q[i], vi);
+    const __m128i turn = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+#if defined(__AVX512BW__)
+    const __m512i ab = _mm512_packs_epi32((__m512i)n[0], (__m512i)n[1]);
+    const __m512i cd = _mm512_packs_epi32((__m512i)n[2], (__m512i)n[3]);
+    return (vi)_mm512_shuffle_epi8(_mm512_packus_epi16(ab, cd), _mm512_broadcast_i32x4(turn));
+#else
+    const __m256i ab = _mm256_packs_epi32((__m256i)n[0], (__m256i)n[1]);
+    const __m256i cd = _mm256_packs_epi32((__m256i)n[2], (__m256i)n[3]);
+    const __m256i both = _mm256_broadcastsi128_si256(turn);
+    return (vi)_mm256_shuffle_epi8(_mm256_packus_epi16(ab, cd), both);
+#endif
+#else
+    vi word = {0};
+    for (int i = 0; i < 4; i++) {
+        const vf held = pvr_smaller(pvr_greater(q[i], (vf){0}), (vf){0} + 255.5f);
+        word |= __builtin_convertvector(held, vi) << (8 * i);
+    }
     if (INT8_SHIFT) word ^= (int32_t)0x80808080;
     return word;
+#endif
 }
 
 static inline __attribute__((always_inline)) void int8_finish(const pvr_int8_row *g, size_t o,
                                                               size_t x, const vi *sums,
                                                               size_t step) {
-    vi q[4] = {{0}};
+    vf q[4];
     for (size_t i = 0; i < 4; i++) {
         vf r = __builtin_convertvector(sums[i * step], vf) * g->unit[o + i] + g->bias[o + i];
         if (g->skip) {
@@ -87,11 +90,14 @@ static inline __attribute__((always_inline)) void int8_finish(const pvr_int8_row
             const vf add = __builtin_convertvector(word >> (8 * (int)i) & 255, vf);
             r += (add - g->skip_zero[o + i]) * (1.0f / g->skip_inverse[o + i]);
         }
-        r = pvr_prelu(r, g->slope[o + i]);
-        if (g->values) *(vf *)(g->values + (o + i) * g->xs + x) = r;
-        else q[i] = pvr_bytes(r * g->inverse[o + i] + g->zero[o + i]);
+        q[i] = pvr_prelu(r, g->slope[o + i]);
     }
-    if (!g->values) *(vi *)(g->y + o / 4 * g->xs + x) = pvr_kept(q[0], q[1], q[2], q[3]);
+    if (g->values)
+        for (size_t i = 0; i < 4; i++) *(vf *)(g->values + (o + i) * g->xs + x) = q[i];
+    else {
+        for (size_t i = 0; i < 4; i++) q[i] = q[i] * g->inverse[o + i] + (g->zero[o + i] + 0.5f);
+        *(vi *)(g->y + o / 4 * g->xs + x) = pvr_kept(q);
+    }
 }
 
 /* OC output channels from o0 on of NV vectors from column x on. */

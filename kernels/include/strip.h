@@ -14,6 +14,7 @@ typedef struct {
     int bits, scale;
     size_t stride, out_stride, tw, th, channels, layers;
     size_t outs;                    /* of the last layer: groups of four maps */
+    size_t step;                    /* columns that a layer gives at a time: 1, or 4 (Winograd) */
     size_t xs;                      /* of a row of values: the window, and room for whole vectors */
     size_t strip, strips, parts;    /* columns; strips of a tile; parts of its height */
     float base[25 * 16];            /* [outs][25] */
@@ -23,9 +24,16 @@ typedef struct {
 /* Makes row `row` of a layer, counted from the first that the strip depends on. */
 typedef void (*pvr_layer_fn)(const void *network, size_t layer, size_t row, size_t columns);
 
-static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *team) {
+/* Columns that layer i gives for `cols` of the last; of n layers the first gives single ones. */
+static inline size_t pvr_strip_columns(const pvr_strips *s, size_t layer, size_t cols) {
+    for (size_t i = s->layers; --i > layer;) cols = (cols + s->step - 1) / s->step * s->step + 2;
+    return cols;
+}
+
+static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *team, size_t step) {
     const uint32_t *k = call->push;
     pvr_strips s = {
+        .step = step,
         .bits = (int)k[0], .stride = k[1], .out_stride = k[2], .tw = k[3], .th = k[4],
         .channels = k[5], .layers = k[6], .scale = (int)k[7],
     };
@@ -36,8 +44,9 @@ static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *t
     s.strips = (s.tw + STRIP_WIDE - 1) / STRIP_WIDE;
     if (tiles * s.strips < n) s.strips = most < n ? most : n;
     s.parts = (n + tiles * s.strips - 1) / (tiles * s.strips + (tiles == 0));
-    s.strip = (s.tw + s.strips - 1) / s.strips;
-    s.xs = (s.strip + 2 * s.layers + VL - 1) / VL * VL + 2 * VL;
+    /* Strips begin at whole steps of the frame, as tiles do. */
+    s.strip = ((s.tw + s.strips - 1) / s.strips + step - 1) / step * step;
+    s.xs = (pvr_strip_columns(&s, 0, s.strip) + 2 + step * VL - 1) / (step * VL) * step * VL + 2 * VL;
     return s;
 }
 
@@ -65,7 +74,9 @@ static inline void pvr_run_strip(const pvr_strips *s, const pvr_call *call, pvr_
                                  const void *network, size_t y0, size_t y1, size_t x0,
                                  size_t cols) {
     const uint32_t *p = call->buf[0];
-    const size_t n = s->layers, window = cols + 2 * n;
+    const size_t n = s->layers, window = pvr_strip_columns(s, 0, cols) + 2;
+    size_t columns[STRIP_MOST_LAYERS];
+    for (size_t i = 0; i < n; i++) columns[i] = pvr_strip_columns(s, i, cols);
     const float unit = 1.0f / (s->bits == 8 ? 255.0f : 65535.0f);
     for (size_t row = 0; row < y1 - y0 + 2 * n; row++) {
         const int above = (int)(p[PVR_BAND_Y] + y0 + row) - (int)n;
@@ -74,7 +85,7 @@ static inline void pvr_run_strip(const pvr_strips *s, const pvr_call *call, pvr_
         pvr_samples(s->bits, line, (int)p[PVR_WIDTH] - 1, (int)x0 - (int)n, (int)window, unit,
                     pvr_luma_row(s, row));
         for (size_t layer = 0; layer < n && row >= 2 * (layer + 1); layer++)
-            layer_row(network, layer, row - 2 * (layer + 1), window - 2 * (layer + 1));
+            layer_row(network, layer, row - 2 * (layer + 1), columns[layer]);
         if (row < 2 * n) continue;
         const size_t core = row - 2 * n;
         pvr_pixels out = {

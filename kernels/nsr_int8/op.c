@@ -39,11 +39,11 @@ static void first_row(const network *g, size_t row, size_t columns) {
     int32_t *y = ring_row(g, 1, row);
     for (size_t c = 0; c < channels; c += 4)
         for (size_t x = 0; x < columns; x += VL) {
-            vi q[4];
+            vf q[4];
             for (size_t i = 0; i < 4; i++)
-                q[i] = pvr_bytes(*(const vf *)(g->row + (c + i) * xs + x) * inverse[c + i] +
-                                 zero[c + i]);
-            *(vi *)(y + c / 4 * xs + x) = pvr_kept(q[0], q[1], q[2], q[3]);
+                q[i] = *(const vf *)(g->row + (c + i) * xs + x) * inverse[c + i] +
+                       (zero[c + i] + 0.5f);
+            *(vi *)(y + c / 4 * xs + x) = pvr_kept(q);
         }
 }
 
@@ -75,7 +75,7 @@ static void layer_row(const void *of, size_t at, size_t row, size_t columns) {
 }
 
 PVR_OP(nsr_int8) {
-    network g = {.strips = pvr_plan_strips(call, team)};
+    network g = {.strips = pvr_plan_strips(call, team, 1)};
     pvr_strips *s = &g.strips;
     const size_t c = s->channels, n = s->layers;
     const float *w = call->buf[2];

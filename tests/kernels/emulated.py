@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.backends.base import NOTHING, Array, DeviceInfo, RunStats
+from engine.backends.base import COUNTERS, NOTHING, Array, DeviceInfo, RunStats
 from engine.backends.cpu import MAX_BINDINGS, MAX_PUSH_WORDS, CpuWeights, HostExecutable
 from engine.program import Call, Program
 
@@ -111,7 +111,7 @@ class EmulatedExecutable(HostExecutable):
     """Buffers here, slices there."""
 
     def __init__(self, backend: Emulated, program: Program, weights: CpuWeights) -> None:
-        super().__init__({"bytes_uploaded": 0, "bytes_read_back": 0}, program, weights)
+        super().__init__(dict.fromkeys(COUNTERS, 0), program, weights)
         self._backend = backend
 
     def run(self, *sequences: str) -> RunStats:

@@ -93,11 +93,12 @@ def test_nsr(runner: Runner, case: tuple[Any, ...]) -> None:
 
 
 def test_where_tiles_are_cut_changes_no_sample(runner: Runner) -> None:
-    for channels in (8, 16):
+    # Also within a tile: a wide one has strips of several widths.
+    for channels, width, widths in ((8, 90, (24, 128)), (16, 90, (24, 128)), (8, 610, (64, 612))):
         found = []
-        for tw in (24, 128):
-            sizes = {"tw": tw, "th": 30, "tiles": -(-90 // tw)}
-            push, arrays, words = band(channels, 5, 2, 8, 90, 30, **sizes)
+        for tw in widths:
+            sizes = {"tw": tw, "th": 30, "tiles": -(-width // tw)}
+            push, arrays, words = band(channels, 5, 2, 8, width, 30, **sizes)
             name = nsr.variant_for(channels)
             after = runner.run("nsr", name, push, arrays, words, words[0])["dst"]
             found.append(seen(after, push, words))
