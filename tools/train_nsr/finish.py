@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows training: the mean of two runs, and a last layer by least squares.
 
-    python finish.py mean A.npz B.npz OUT.npz
+    python finish.py mean A.npz B.npz OUT.npz [--share OF_B]
     python finish.py solve NAME IN.npz OUT.npz --data FOLDER
     python finish.py chroma LEFT.npz CENTRE.npz OUT.npz
 
-`mean` takes the middle of two runs of a network of which the second went on from the first (so
-that both lie in one valley). `solve` leaves the layers of network NAME (family.py) as they are but
-for the last and the linear filter: the output is linear in these, and they get their best values
-for the pictures of FOLDER, each place as likely as any other. `chroma` joins both sitings in the
-file that export.py reads.
+`mean` takes the middle (or the point at `share` of the way) of two runs of a network of which the
+second went on from the first (so that both lie in one valley). `solve` leaves the layers of network
+NAME (family.py) as they are but for the last and the linear filter: the output is linear in these,
+and they get their best values for the pictures of FOLDER, each place as likely as any other.
+`chroma` joins both sitings in the file that export.py reads.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ BATCHES, COUNT, PATCH = 16, 64, 40
 RIDGE = 3e-6  # of the mean square of a feature
 
 
-def mean(a: Arrays, b: Arrays) -> dict[str, Any]:
-    """Weights in the middle; minutes and steps add up."""
+def mean(a: Arrays, b: Arrays, share: float = 0.5) -> dict[str, Any]:
+    """Weights between a and b, `share` of the way to b; minutes and steps add up."""
     out: dict[str, Any] = {}
     for key, value in b.items():
         weights = key.startswith("conv") or key == "base"
-        out[key] = (a[key] + value) / 2 if weights else value
+        out[key] = a[key] + np.float32(share) * (value - a[key]) if weights else value
     first, second = json.loads(str(a["meta"])), json.loads(str(b["meta"]))
     for key in ("minutes", "steps"):
         second[key] = round(first[key] + second[key], 2)
@@ -109,6 +109,7 @@ def main() -> None:
     p.add_argument("second", type=Path)
     p.add_argument("out", type=Path)
     p.add_argument("--data", type=Path)
+    p.add_argument("--share", type=float, default=0.5)
     args = p.parse_args()
     second = dict(np.load(args.second))
     if args.what == "solve":
@@ -116,8 +117,9 @@ def main() -> None:
         photographs = Photographs(paths, torch.device("cpu"))
         result = solve(args.first, second, photographs)
     else:
-        combine = mean if args.what == "mean" else joined
-        result = combine(dict(np.load(args.first)), second)
+        first = dict(np.load(args.first))
+        many = args.what == "mean"
+        result = mean(first, second, args.share) if many else joined(first, second)
     np.savez(args.out, **result)
 
 

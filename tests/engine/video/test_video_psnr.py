@@ -27,7 +27,9 @@ def luma(path: Path) -> npt.NDArray[np.uint8]:
     return np.asarray(np.round(y), np.uint8)
 
 
-@pytest.mark.parametrize(("name", "least"), [("nsr-fast", 36.7), ("nsr-balanced", 37.1)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("nsr-fast", 36.7), ("nsr-balanced", 37.15), ("nsr-quality", 37.4)]
+)
 def test_set5(cpu_backend: Backend, name: str, least: float) -> None:
     pairs = sorted((SHARED / "Set5" / "image_SRF_2").glob("*_HR.png"))
     if not pairs:
