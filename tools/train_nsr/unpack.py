@@ -17,7 +17,7 @@ import numpy.typing as npt
 from engine.pvrm import Pvrm
 from engine.video.network import CHROMA_INPUTS, SITINGS
 
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, Any]
 
 
 def network(
