@@ -175,14 +175,14 @@ class VideoModel:
         Raises:
             BadModel, UnsupportedModel: as `inspect`.
         """
-        self.info, shape, chroma = _describe(file)
+        self.info, shape, chroma = describe(file)
         self.file, self.backend = file, backend
         luma = build_graph(shape)
         guided = {s: build_graph(chroma, f"chroma.{s}.") for s in SITINGS} if chroma else {}
         sizes = {f"chroma.{name}": 25 * shape.scale**2 for name in (*SITINGS, "plain")}
         for graph in (luma, *guided.values()):
             sizes |= {name: weight.shape[1] for name, weight in graph.weights.items()}
-        blobs = {name: _floats(file, name, count) for name, count in sizes.items()}
+        blobs = {name: floats(file, name, count) for name, count in sizes.items()}
         if precision == "int8" and (why := fused.why_not_int8(luma, backend.info)):
             self.info["why_f32"], precision = why, "f32"
         self.info["format"] = precision
@@ -241,10 +241,10 @@ def inspect(source: int | str) -> dict[str, Any]:
     Raises:
         BadModel, UnsupportedModel
     """
-    return _describe(Pvrm.open(source, verify=True))[0]
+    return describe(Pvrm.open(source, verify=True))[0]
 
 
-def _describe(file: Pvrm) -> tuple[dict[str, Any], Shape, Shape | None]:
+def describe(file: Pvrm) -> tuple[dict[str, Any], Shape, Shape | None]:
     """The description of a model for users, and the shapes of its luma and chroma networks."""
     m = file.metadata
     if m.get("kind") != "video" or m.get("arch") != "nsr":
@@ -288,7 +288,12 @@ def _shape(m: Mapping[str, Any], inputs: int, scale: int) -> Shape:
     return Shape(inputs, channels, blocks, scale, pairs)
 
 
-def _floats(file: Pvrm, name: str, count: int) -> Any:
+def floats(file: Pvrm, name: str, count: int) -> Any:
+    """A blob of so many f32, as the bytes that they are.
+
+    Raises:
+        BadModel: it has other ones, or numbers that are not finite.
+    """
     blob = file.blob(name)
     if blob.nbytes != 4 * count:
         raise BadModel(f"The video model's {name} has {blob.nbytes} bytes, not {4 * count}.")

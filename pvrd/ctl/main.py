@@ -28,6 +28,7 @@ COMMANDS = {
     "classify": "which of some labels fits a text",
     "embed": "vectors for texts, to compare them by",
     "compile": "make a model of somebody's network that enlarges pictures",
+    "export": "write a network as a shader that mpv runs",
     "upscale": "enlarge a y4m clip or a PNG or JPEG picture",
     "compare": "show what enlarging does to a picture, beside bicubic and the truth",
     "jobs": "your sessions and jobs, and where they stand",

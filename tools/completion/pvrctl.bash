@@ -29,7 +29,7 @@ _pvrctl() {
     esac
     local options='--bus --json --help' words=''
     case $command in
-        '') options+=' --version'; words='status devices models generate chat extract classify embed compile upscale compare jobs top trace hold config stats shader bench doctor' ;;
+        '') options+=' --version'; words='status devices models generate chat extract classify embed compile export upscale compare jobs top trace hold config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
         hold) options+=' --reason' ;;
         jobs) options+=' -a --all' ;;
@@ -41,6 +41,7 @@ _pvrctl() {
         classify) options+=" $jobs --context --question --raw-scores -l --label" ;;
         embed) options+=" $jobs --context --pooling" ;;
         compile) options+=' -o --output --weights --calibrate --profile --name --licence --explain --without --rate' ;;
+        export) options+=' --mpv' ;;
         upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --debug-tiles --format --raw" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
@@ -68,7 +69,7 @@ _pvrctl() {
     esac
     if [[ $word == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
-    elif [[ $command == upscale || $command == compile || $command == compare || $command == trace || $command == models && $action == add || $command == shader && -n $action ]]; then
+    elif [[ $command == upscale || $command == compile || $command == export || $command == compare || $command == trace || $command == models && $action == add || $command == shader && -n $action ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         compopt -o filenames 2>/dev/null
     else
