@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import memory, pvrm
+from engine import memory, pvrm, widths
 from engine.errors import BadModel, PvrError
 from engine.graph import Graph, Weight, explain
 from engine.importers import ggml, onnx_wire
@@ -295,6 +295,7 @@ def described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
         entry = compiled.entries.get(w.name)
         if entry is None or entry.nbytes != weight_nbytes(w) or entry.format != w.format:
             raise BadModel(f"The compiled model's {w.name} is damaged.")
+    widths.check(graph)
     return meta, graph
 
 
