@@ -154,9 +154,15 @@ class Daemon:
             systemd.notify(STATUS=self._status())
 
     def _caller_gone(self, name: str) -> None:
-        for session in list(self._core.sessions.values()):
-            if session.owner == name:
-                session.close()
+        """A caller left the bus, most often by its own end: what it had open ends, too."""
+        theirs = [s for s in self._core.sessions.values() if s.owner == name]
+        for session in theirs:
+            session.close()
+        if theirs:
+            systemd.log(
+                systemd.INFO, f"{name} left the bus; its sessions ended: {len(theirs)}",
+                PVRD_SESSION=theirs[0].id, PVRD_REASON="the client is gone",
+            )  # fmt: skip
         self._core.holds.gone(name)
 
     def _hangup(self) -> None:

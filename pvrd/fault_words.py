@@ -10,7 +10,7 @@ from dataclasses import dataclass
 KINDS = ("gpu", "cpu")
 FAULTS = (
     "device_lost", "hang", "exit", "nan", "nan_logits", "slow", "no_device", "vk_lost", "vk_memory",
-    "node", "armed",
+    "memory", "node", "armed",
 )  # fmt: skip
 COMPILER_FAULTS = ("compile_hang", "compile_abort")
 

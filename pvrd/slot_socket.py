@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pvrd import systemd
+
 MAGIC = 0x53525650
 VERSION = 1
 SUBMIT, DONE, CREDIT, DROP, ERROR = 1, 2, 3, 4, 5
@@ -103,6 +105,11 @@ class SlotSocket:
                 self._sock.send(SlotMessage(ERROR, status=status).pack(), socket.MSG_NOSIGNAL)
             self.close()
             if tell:
+                systemd.log(
+                    systemd.NOTICE,
+                    f"a client broke the rules of the slot socket (error {status}); it was closed",
+                    PVRD_REASON="slot socket",
+                )
                 self._on_end()
 
     def close(self) -> None:

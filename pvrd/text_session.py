@@ -346,7 +346,7 @@ class TextJob:
         while True:
             message = await inbox.get()
             kind = message["t"]
-            if kind == "text.start":
+            if kind == "text.start" and not leaving:  # what it may be writing is the next one's
                 self._mover.taken()
             if kind == WAKE and not leaving and self._mover.due(worker):
                 leaving = True

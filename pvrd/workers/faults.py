@@ -14,6 +14,7 @@ N-th submission of the process on (from 1, the default). Only the first worker o
 - `no_device`    there is no device at all
 - `vk_lost`      the N-th vkQueueSubmit answers VK_ERROR_DEVICE_LOST
 - `vk_memory`    vkQueueSubmit and vkAllocateMemory answer VK_ERROR_OUT_OF_DEVICE_MEMORY
+- `memory`       the submission needs 64 MiB of the host's memory (for a test that limits it)
 - `node`         no fault: a software GPU says that it is /dev/dri/renderDN
 - `armed`        workers of all generations have the faults of this kind, but first when they get
                  SIGUSR2, submissions counted from there; a second one ends them (`slow` and `node`
@@ -201,6 +202,8 @@ class FaultyExecutable:
         faults.submissions += 1
         if faults.due("device_lost"):
             raise DeviceLost("the device reported loss (a fault of the test)")
+        if faults.due("memory"):
+            np.empty(1 << 26, np.uint8)
         if faults.due("exit"):
             os._exit(9)
         while faults.due("hang"):

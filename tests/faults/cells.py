@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pvrd.client import Client
-from pvrd.errors import PvrdError, QuotaExceeded
+from pvrd.errors import QuotaExceeded
 from tests.faults.daemon import DAY_NS, ROOT, Daemon, Held, alive, children, open_fds, until
 from tests.faults.work import BY_NAME, VIDEO, WAIT_S, Ask, State, Work
 
@@ -72,6 +74,8 @@ class Fault:
 GONE = r"the gpu worker is gone: "
 SILENT = r"it did not answer for"
 COMPILER = "skip_add.base"  # what the quality network needs, and nothing else here
+LOST = "it lost its device"
+HUNG = "the kernel says that the GPU hung"
 FAULTS = (
     Fault("SIGKILL", f"signal:{int(signal.SIGKILL)}", journal=GONE + "it was killed by signal 9",
           status="killed by signal 9", loses_gpu=True),
@@ -79,21 +83,23 @@ FAULTS = (
           deadline=PING_S + SLICE_S, loses_gpu=True),
     Fault("SIGSEGV", f"signal:{int(signal.SIGSEGV)}", journal=GONE + "it was killed by signal 11",
           status="killed by signal 11", loses_gpu=True),
-    Fault("out of memory", "memory"),
-    Fault("VK_ERROR_DEVICE_LOST", "arm", ("vk_lost:2",), GONE + "it lost its device",
-          "it lost its device", loses_gpu=True),
-    Fault("VK_ERROR_OUT_OF_DEVICE_MEMORY", "arm", ("vk_memory:2",), "", "the GPU has no memory left"),
-    Fault("compile never returns", "compile", ("compile_hang:" + COMPILER,), GONE + SILENT,
+    Fault("out of memory", "memory", ("memory:2",), "", "not enough memory"),
+    Fault("VK_ERROR_DEVICE_LOST", "arm", ("vk_lost:2",), GONE + LOST, LOST, loses_gpu=True),
+    Fault("VK_ERROR_OUT_OF_DEVICE_MEMORY", "arm", ("vk_memory:2",), "",
+          "the GPU has no memory left"),
+    Fault("compile never returns", "compile", (f"compile_hang:{COMPILER}",), GONE + SILENT,
           "the driver's compiler did not return", PING_S + PIPELINE_S, True, True),
-    Fault("compile aborts", "compile", ("compile_abort:" + COMPILER,),
-          GONE + "it was killed by signal 6", "the driver's compiler ended the worker", 0.0, True, True),
+    Fault("compile aborts", "compile", (f"compile_abort:{COMPILER}",),
+          GONE + "it was killed by signal 6", "the driver's compiler ended the worker", 0.0,
+          True, True),
     Fault("wrong results", "wrong", (), "does not use .* any more: ", "while serving", fresh=True),
-    Fault("NaN logits", "arm", ("nan_logits:2",), GONE + "it lost its device", "it lost its device",
-          loses_gpu=True, quiet=("video",)),
-    Fault("udev remove", "udev:remove", ("node:128",), "the gpu worker is ended: /dev/dri/renderD128 was",
-          "renderD128 was removed", loses_gpu=True),
-    Fault("WEDGED event", "udev:wedged", ("node:128",),
-          "the gpu worker is ended: the kernel says that the GPU hung", "the GPU hung", loses_gpu=True),
+    Fault("NaN logits", "arm", ("nan_logits:2",), GONE + LOST, LOST, loses_gpu=True,
+          quiet=("video",)),
+    Fault("udev remove", "udev:remove", ("node:128",),
+          "the gpu worker is ended: /dev/dri/renderD128 was", "renderD128 was removed",
+          loses_gpu=True),
+    Fault("WEDGED event", "udev:wedged", ("node:128",), f"the gpu worker is ended: {HUNG}", HUNG,
+          loses_gpu=True),
     Fault("full state directory", "full"),
     Fault("clock jump", "clock"),
     Fault("client killed", "rude:sit"),
@@ -283,7 +289,8 @@ class Row:
                 ), "the GPU came back too late"
             self._serves(client, result)
             work.close()
-            daemon.settles(client, self.before)
+            # Without a warm start all that is compiled and loaded comes on top.
+            daemon.settles(client, self.before, 256 if fault.strike == "wrong" else 48)
 
     @staticmethod
     def _finish(work: Work) -> float:
@@ -318,10 +325,12 @@ class Row:
         elif what == "memory":
             size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
             resource.prlimit(pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+            os.kill(pid, signal.SIGUSR2)
             return lambda: self._free(pid)
         elif what == "compile":
             other = stack.enter_context(daemon.client())
-            stack.enter_context(other.open_video({**VIDEO, "model": "nsr-quality"}))
+            opened = stack.enter_context(other.open_video({**VIDEO, "model": "nsr-quality"}))
+            return opened.close
         elif what == "udev":
             daemon.says(more)
             return lambda: daemon.says("add")
@@ -344,20 +353,15 @@ class Row:
         with suppress(ProcessLookupError):
             every = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
             resource.prlimit(pid, resource.RLIMIT_AS, every)
+            os.kill(pid, signal.SIGUSR2)
 
     def _refuses_and_frees(self) -> None:
         """A full disk: what has to be written is refused in a sentence, all else goes on."""
         with self.daemon.client() as client:
-            for what in (
-                lambda: client.set_config({"cpu.reserve": ("u", 1)}),
-                lambda: self._adds(client),
-            ):
-                try:
-                    what()
-                except QuotaExceeded as e:
-                    assert "No space left" in str(e), e
-                else:
-                    raise AssertionError("a full disk took something")
+            with pytest.raises(QuotaExceeded, match="No space left"):
+                client.set_config({"cpu.reserve": ("u", 1)})
+            with pytest.raises(QuotaExceeded, match="No space left"):
+                self._adds(client)
         self.daemon.words()
 
     def _adds(self, client: Client) -> None:
@@ -446,6 +450,8 @@ class Row:
         if self.fault.rude == "sit":
             until(lambda: client.statistics()["jobs"]["cancelled"] >= before["cancelled"] + texts,
                   "cancelled jobs")  # fmt: skip
+            if not state.texts:
+                return  # its slot socket was closed first: that is how every video ends
             result.reason = until(lambda: re.search(r"[^\n]*left the bus[^\n]*", self.news()),
                                   "who left in the journal")[0]  # fmt: skip
         elif self.fault.rude == "deaf" and texts:
@@ -497,10 +503,7 @@ class Row:
             status = daemon.ended()
             assert status == (1 if self.fault.strike == "bus" else -signal.SIGKILL)
             until(lambda: not alive(workers), "the end of the workers")
-            for text in work.texts:
-                if text.fd >= 0:
-                    os.close(text.fd)
-                    text.fd = -1
+            work.close()
         self._left(result)
         started = time.monotonic()
         daemon.start()

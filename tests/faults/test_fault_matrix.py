@@ -48,6 +48,7 @@ def test_fault_matrix(
     except BaseException as e:
         result.error = str(e).strip().splitlines()[0][:300] if str(e).strip() else repr(e)
         rows.pop(fault.name)
+        print(row.daemon.text()[-6000:])  # pytest shows it
         row.daemon.stop()
         raise
     finally:

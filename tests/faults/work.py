@@ -166,7 +166,7 @@ class Video:
 
     def _look(self, done: Done) -> None:
         assert (done.seq, done.pts) == (len(self.done), 1000 + done.seq), "a frame is out of order"
-        assert not (done.dropped or done.degraded or done.tiles_fallback), done
+        assert not any((done.dropped, done.degraded, done.tiles_fallback)), done
         if self.wanted is not None:
             for pieces, plane in zip(
                 self.video.output(done.slot), self.wanted[done.seq], strict=True
@@ -235,7 +235,7 @@ class Work:
         end = time.monotonic() + seconds
         while not until():
             fds: dict[int, Text | Video] = {t.fd: t for t in self.texts if t.fd >= 0}
-            fds |= {v.video.fileno(): v for v in self.videos if not v.ended and v.video.fileno() >= 0}
+            fds |= {v.video.fileno(): v for v in self.videos if not v.ended}
             left = end - time.monotonic()
             assert left > 0, f"nothing more came in {seconds:g} s: {self.told()}"
             for fd in select.select(list(fds), [], [], min(left, 1.0))[0]:

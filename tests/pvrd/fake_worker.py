@@ -6,7 +6,8 @@ first byte inverted, a picture is b"FAKE" and the source. Words in a prompt make
 `slow` (a token each 10 ms), `die:N` (ends before token N, once), `die-always:N`, `stop:N` (SIGSTOP
 before token N, once), `nonsense:N` (a datagram that is no JSON, once), `suspect:N` (doubts the
 two tokens before token N), `wide` (long text), `cut` (no whole answer to a schema), `canary:N` (the
-GPU's slices take N times as long as alone) and `oom:gpu`.
+GPU's slices take N times as long as alone), `late` (the GPU begins with it when it is to leave) and
+`oom:gpu`.
 Once means in the first generation of the GPU worker.
 """
 
@@ -87,6 +88,8 @@ class Fake:
             runnable = [t for t in self.texts.values() if t.next - t.acked < AHEAD]
             if self.parked:
                 runnable = []
+            if self.kind == "gpu":
+                runnable = [t for t in runnable if "late" not in t.prompt.split()]
             ready, _, _ = select.select([self.sock], [], [], 0 if runnable else None)
             if ready:
                 received = protocol.recv(self.sock)
@@ -183,7 +186,9 @@ class Fake:
             else:
                 self.texts[job.job] = job
         elif kind == "text.export" and m["job"] in self.texts:
-            del self.texts[m["job"]]
+            leaves = self.texts.pop(m["job"])
+            if not leaves.started:
+                self.send(t="text.start", job=m["job"], prompt_tokens=1, context=64)
             self.send(t="text.exported", job=m["job"], bytes=os.pwrite(received.fd(), b"caches", 0))
         elif kind == "ack" and m["job"] in self.texts:
             self.texts[m["job"]].acked = max(self.texts[m["job"]].acked, m["n"])

@@ -110,6 +110,18 @@ def test_text_under_way_moves_at_a_token_and_comes_back_whole(
     assert any("held: a game" in reason for reason in reasons)
 
 
+def test_a_text_that_is_to_leave_while_it_begins(daemon: Any, caller: Any, lines: Any) -> None:
+    caller.state("gpu")
+    stream = lines(caller.generate(caller.open_text(), "late", max_tokens=20))
+    fd = hold(caller)
+    rest = stream.rest()
+    os.close(fd)
+    assert [line["n"] for line in rest if line["type"] == "token"] == list(range(20))
+    assert rest[-1]["type"] == "end", rest[-1]
+    assert rest[-1]["device"] == "cpu"
+    caller.state("gpu")
+
+
 def test_a_hold_ends_with_its_caller(daemon: Any, caller: Any, callers: Any) -> None:
     caller.state("gpu")
     other = callers()
