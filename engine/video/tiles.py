@@ -20,6 +20,8 @@ PAD = 64  # floats behind the last tile, read by the last window of a row
 # Sides of a tile where nobody asks for others. On CPUs a strip of two activations stays in the
 # second cache; on GPUs a dispatch has to fill the device, and a slice has to stay short.
 CPU_TILE = (512, 96)
+# Of higher tiles less is done in vain; where tiles keep their results, small ones are of more use.
+CPU_COARSE_TILE = (512, 144)
 # Light networks in one call stream their rows on chip, so that larger tiles do less in vain.
 CPU_LIGHT_TILE, LIGHT_CHANNELS = (1024, 288), 8
 GPU_TILE = (240, 128)
@@ -120,8 +122,9 @@ def plan(
     """
     limits = device.limits
     wide, high = CPU_TILE if device.kind == "cpu" else GPU_TILE
-    if device.kind == "cpu" and fused and not fine and channels <= LIGHT_CHANNELS:
-        wide, high = CPU_LIGHT_TILE
+    if device.kind == "cpu" and not fine:
+        light = fused and channels <= LIGHT_CHANNELS
+        wide, high = CPU_LIGHT_TILE if light else CPU_COARSE_TILE
     held, most = channels, SLICE_FLOATS  # channels of activations, and floats of a slice
     large = (
         device.kind == "gpu"
