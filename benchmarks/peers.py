@@ -52,10 +52,28 @@ def llama_sources() -> Path:
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
         package = ["--no-binary", "llama-cpp-python", f"llama-cpp-python=={LLAMA_VERSION}"]
         _run(*pip, "-d", str(top), *package)
-        with tarfile.open(next(top.glob("*.tar.gz"))) as tar:
-            tar.extractall(top / "unpack", filter="data")
+        unpack(next(top.glob("*.tar.gz")), top / "unpack")
         next((top / "unpack").iterdir()).rename(top / "src")
     return top / "src/vendor/llama.cpp"
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """A tar archive's files and folders, none of them outside of `folder`.
+
+    Raises:
+        SystemExit: the archive names a file elsewhere, or a thing that is neither.
+        OSError, tarfile.TarError
+    """
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")
+            return
+        inside = folder.resolve()  # Python before 3.11.4
+        for member in tar:
+            plain = member.isreg() or member.isdir()
+            if not plain or not (inside / member.name).resolve().is_relative_to(inside):
+                raise SystemExit(f"{archive.name} holds {member.name}, which is not unpacked.")
+            tar.extract(member, folder)
 
 
 def _built(folder: str, tools: Sequence[str], flags: Sequence[str]) -> Path:

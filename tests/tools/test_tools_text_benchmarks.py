@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import io
 import stat
 import sys
+import tarfile
 from pathlib import Path
 
 import gguf
@@ -82,3 +84,23 @@ def test_the_vulkan_peer_that_is_named(bench: Path, monkeypatch: pytest.MonkeyPa
     bench.unlink()
     with pytest.raises(SystemExit):
         peers.llama_vulkan()
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_peers_sources_are_unpacked_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    if old:  # Python before 3.11.4, as in Debian 12
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        monkeypatch.delattr(tarfile.TarFile, "extractall")
+    good, bad = tmp_path / "good.tar.gz", tmp_path / "bad.tar.gz"
+    for path, name in ((good, "top/src/a.c"), (bad, "../outside")):
+        with tarfile.open(path, "w:gz") as tar:
+            member = tarfile.TarInfo(name)
+            member.size = 2
+            tar.addfile(member, io.BytesIO(b"ok"))
+    peers.unpack(good, tmp_path / "here")
+    assert (tmp_path / "here/top/src/a.c").read_bytes() == b"ok"
+    with pytest.raises((SystemExit, tarfile.TarError), match="outside"):
+        peers.unpack(bad, tmp_path / "here")
+    assert not (tmp_path / "outside").exists()
