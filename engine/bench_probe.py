@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a device can do at best, measured: its copy and arithmetic rates, the cost of a start.
 
-A GPU copies a buffer by its own command and runs a chain of multiply-adds. A CPU copies arrays and
-multiplies matrices with numpy, all threads at once.
+A GPU copies a buffer by its own command and by a kernel (the faster counts) and runs a chain of
+multiply-adds. A CPU copies arrays and multiplies matrices with numpy, all threads at once.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from engine.backends.vulkan.backend import VulkanBackend
 
 COPY_BYTES = 64 << 20
+LARGE_COPY_BYTES = 512 << 20  # on a GPU: several times its last cache
+WARM_S, SUBMISSION_S = 0.05, 0.02  # of work before a copy counts; that a submission has of it
+_COPY_STEP = bench_shaders.COPY_ROW * bench_shaders.COPY_GROUP * 16  # of a row of workgroups
+_MOST_COPIES = 1024
 _MOST_GROUPS = 65535
 _DISPATCHES = 128
 _ROW = 64  # invocations and pixels whose starts are compared
@@ -149,23 +154,78 @@ def _cpu_arithmetic(budget_s: float) -> float:
 # --- the GPU
 
 
+def rate(run: Callable[[int], float], nbytes: int, budget_s: float) -> float:
+    """Bytes a second of copies that move `nbytes` each. `run` makes so many in one submission and
+    tells the seconds that they took.
+
+    Clocks rise only with work, and a submission costs something by itself: so there is work for
+    WARM_S first, then as many copies at once as fill SUBMISSION_S, and the fastest counts.
+    """
+    times, worked = 1, 0.0
+    while True:
+        took, warm = max(run(times), 1e-9), worked >= WARM_S
+        worked += took
+        times = max(1, min(_MOST_COPIES, times * 8, math.ceil(times * SUBMISSION_S / took)))
+        if warm:  # and so was the run that says how many
+            break
+    found = [run(times)]
+    end = sum(found) + budget_s
+    while len(found) < 3 or (sum(found) < end and len(found) < 50):
+        found.append(run(times))
+    return nbytes * times / max(min(found), 1e-9)
+
+
+def _copy_nbytes(backend: VulkanBackend) -> int:
+    """Bytes of a buffer to copy: more than any cache holds, where that leaves memory to others. A
+    CPU in a GPU's place has no memory to spare, nor that large a cache.
+    """
+    limits, heap = backend.info.limits, backend._plan.device.heap_bytes
+    most = COPY_BYTES if backend.info.software else LARGE_COPY_BYTES
+    nbytes = min(most, limits.max_storage_range, heap // 8)
+    return nbytes // _COPY_STEP * _COPY_STEP or _COPY_STEP
+
+
 def _gpu_copy(backend: VulkanBackend, budget_s: float) -> float:
-    nbytes = min(COPY_BYTES, backend.info.limits.max_storage_range)
-    device = backend._device
+    """The faster of the copy command and a kernel that copies 16 bytes an invocation.
+
+    Raises:
+        PvrError: what the kernel copied is not what was there.
+    """
+    from engine.backends.vulkan import api
+
+    nbytes, device = _copy_nbytes(backend), backend._device
     with ExitStack() as stack:
         made = backend._place(stack, {"from": nbytes, "to": nbytes}, "device")
         for placed in made.values():
             backend._zero(placed)
+        mark = np.arange(64, dtype=np.uint32)
+        backend._upload(made["from"], mark.view(np.uint8), nbytes - mark.nbytes)
+        params = backend._place(stack, {"": 4 * PARAM_WORDS}, "upload")[""]
+        layout = device.layout(2, 0)
+        pipeline = device.pipeline("the probe", bench_shaders.copy_shader(), layout)
+        bound = [(placed, 0, nbytes) for placed in made.values()]
+        sets = device.descriptors(stack, params, [(layout, 0, bound)])
+        command = device.commands(stack, 1)[0]
+        rows = max(1, nbytes // _COPY_STEP)
+        call = api.Dispatch(pipeline, layout, sets[0], b"", (bench_shaders.COPY_ROW, rows, 1), True)
 
-        def copy(times: int) -> float:
-            submission = device.copying(made["from"], 0, made["to"], 0, nbytes, times)
-            return _timed(lambda: backend._submit(submission, False))()
+        def timed(submission: object) -> float:
+            wall = _timed(lambda: backend._submit(submission, False))()
+            found = device.timer.elapsed() if device.timer else None
+            return wall if found is None else found
 
-        once = _best(lambda: copy(1), budget_s / 4)
-        times = max(2, min(64, int(0.02 / once)))
-        many = _best(lambda: copy(times), budget_s)
-        # What a submission costs by itself is in both.
-        return 2 * nbytes * (times - 1) / max(many - once, many * 0.1)
+        def dispatching(times: int) -> float:
+            device.record(command, [call] * times)
+            return timed(device.submission([command], timed=True))
+
+        def commanding(times: int) -> float:
+            return timed(device.copying(made["from"], 0, made["to"], 0, nbytes, times, True))
+
+        best = rate(dispatching, 2 * nbytes, budget_s / 2)
+        copied = backend._download(made["to"], mark.nbytes, nbytes - mark.nbytes)
+        if not np.array_equal(copied.view(np.uint32), mark):
+            raise PvrError(f"{backend.info.name} has copied something else")
+        return max(best, rate(commanding, 2 * nbytes, budget_s / 2))
 
 
 def fma(backend: VulkanBackend, budget_s: float) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CHAINS, UNROLL, LOOPS = 4, 4, 256  # vec4 each
+COPY_GROUP, COPY_ROW = 128, 1 << 15  # invocations of a workgroup, workgroups of a row of them
 FMA_OPERATIONS = LOOPS * CHAINS * UNROLL * 4 * 2  # of an invocation
 
 
@@ -100,6 +101,45 @@ def index_shader() -> bytes:
     index = m.make(81, c.uint, m.make(61, c.uvec3, c.gid), 0)
     place = m.make(65, c.real_p, c.buffer, zero, index)
     m.put(62, place, m.make(112, c.real, index))  # ConvertUToF
+    m.put(253)
+    m.put(56)
+    return m.code()
+
+
+def copy_shader() -> bytes:
+    """`to[i] = from[i]`, 16 bytes an invocation: bindings 1 and 2, workgroups of COPY_GROUP, i =
+    y * COPY_ROW * COPY_GROUP + x.
+    """
+    m = _Module()
+    main, gid, array, block, source, target = (m.id() for _ in range(6))
+    m.put(17, 1)  # Capability Shader
+    m.put(14, 0, 1)  # MemoryModel Logical GLSL450
+    m.put(15, 5, main, *_string("main"), gid)  # EntryPoint GLCompute
+    m.put(16, main, 17, COPY_GROUP, 1, 1)  # LocalSize
+    m.put(71, gid, 11, 28)  # BuiltIn GlobalInvocationId
+    m.put(71, array, 6, 16)  # ArrayStride
+    m.put(71, block, 2)  # Block
+    m.put(72, block, 0, 35, 0)  # Offset
+    for buffer, binding in ((source, 1), (target, 2)):
+        m.put(71, buffer, 34, 0)  # DescriptorSet
+        m.put(71, buffer, 33, binding)
+    void = m.type(19)
+    function, uint = m.type(33, void), m.type(21, 32, 0)
+    uvec3, uvec4 = m.type(23, uint, 3), m.type(23, uint, 4)
+    m.put(29, array, uvec4)
+    m.put(30, block, array)
+    block_p, uvec4_p, in_p = m.type(32, 12, block), m.type(32, 12, uvec4), m.type(32, 1, uvec3)
+    m.put(59, in_p, gid, 1)
+    for buffer in (source, target):
+        m.put(59, block_p, buffer, 12)
+    zero, row = (m.make(43, uint, n) for n in (0, COPY_ROW * COPY_GROUP))
+    m.put(54, void, main, 0, function)
+    m.put(248, m.id())
+    where = m.make(61, uvec3, gid)
+    x, y = (m.make(81, uint, where, i) for i in (0, 1))
+    index = m.make(128, uint, m.make(132, uint, y, row), x)  # IAdd, IMul
+    read, write = (m.make(65, uvec4_p, buffer, zero, index) for buffer in (source, target))
+    m.put(62, write, m.make(61, uvec4, read))
     m.put(253)
     m.put(56)
     return m.code()

@@ -124,7 +124,7 @@ def test_rates_of_the_cpu(cpu: Backend) -> None:
     assert rates.clock == "wall"
 
 
-@pytest.mark.parametrize("name", ["fma", "index", "triangle", "column"])
+@pytest.mark.parametrize("name", ["fma", "index", "copy", "triangle", "column"])
 def test_the_shaders_of_the_measurement_are_valid(tmp_path: Path, name: str) -> None:
     code = getattr(bench_shaders, f"{name}_shader")()
     (tmp_path / "a.spv").write_bytes(code)
@@ -226,3 +226,44 @@ def test_what_the_command_refuses(
     monkeypatch.setenv("VK_DRIVER_FILES", "/nonexistent.json")
     assert main(["bench", "kernels", "--device", "gpu"]) == 1
     assert "There is no such device" in capsys.readouterr().err
+
+
+class FakeCopies:
+    """A device whose clock is a fifth of what it can be until it has worked for 40 ms, and whose
+    submissions cost 0.1 ms each.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.worked, self.asked = seconds, 0.0, list[int]()
+
+    def __call__(self, times: int) -> float:
+        self.asked.append(times)
+        slow = 5 if self.worked < 0.04 else 1
+        took = 1e-4 + times * self.seconds * slow
+        self.worked += took
+        return took
+
+
+@pytest.mark.parametrize("seconds", [2.5e-4, 5e-2, 1e-6])
+def test_a_copy_is_timed_warm_and_many_at_once(seconds: float) -> None:
+    device = FakeCopies(seconds)
+    found = bench_probe.rate(device, 1 << 30, 0.05)
+    assert found == pytest.approx((1 << 30) / seconds, rel=0.11 if seconds < 1e-5 else 0.01)
+    assert found <= (1 << 30) / seconds  # never more than there is
+    assert len(device.asked) < 100
+    assert device.asked[-1] * seconds <= max(seconds, 1.1 * bench_probe.SUBMISSION_S)
+
+
+@pytest.mark.gpu
+def test_a_large_gpu_copies_more_than_its_cache(gpu: Backend) -> None:
+    from engine.backends.vulkan.backend import VulkanBackend
+
+    assert isinstance(gpu, VulkanBackend)
+    assert bench_probe._copy_nbytes(gpu) == bench_probe.COPY_BYTES
+    gpu.info = replace(gpu.info, software=False)
+    limits = gpu.info.limits
+    most = min(limits.max_storage_range, gpu._plan.device.heap_bytes // 8)
+    assert bench_probe._copy_nbytes(gpu) <= most
+    gpu.info = replace(gpu.info, limits=replace(limits, max_storage_range=1 << 40))
+    heap = gpu._plan.device.heap_bytes // 8
+    assert bench_probe._copy_nbytes(gpu) >= min(512 << 20, heap // (64 << 20) * (64 << 20))

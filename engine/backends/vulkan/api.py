@@ -612,9 +612,18 @@ class Device:
         _call("vkEndCommandBuffer", vk.vkEndCommandBuffer, cmd)
 
     def copying(
-        self, source: Placed, at: int, target: Placed, to: int, nbytes: int, times: int = 1
+        self,
+        source: Placed,
+        at: int,
+        target: Placed,
+        to: int,
+        nbytes: int,
+        times: int = 1,
+        timed: bool = False,
     ) -> Any:
-        """A submission that copies, `times` in order; valid until the next of these two."""
+        """A submission that copies, `times` in order; valid until the next of these two. `timed`:
+        by the device's clock, if it has one.
+        """
         region, transfer = vk.VkBufferCopy(at, to, nbytes), vk.VK_PIPELINE_STAGE_TRANSFER_BIT
 
         def record(cmd: Any) -> None:
@@ -623,7 +632,7 @@ class Device:
                     self._barrier(cmd, transfer, transfer)
                 vk.vkCmdCopyBuffer(cmd, source.handle, target.handle, 1, [region])
 
-        return self._transfer(record)
+        return self._transfer(record, timed)
 
     def drawing(
         self, stack: ExitStack, shaders: tuple[bytes, bytes], target: Placed
