@@ -52,7 +52,9 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
         if "gpu" in parts:
             from benchmarks import qos_gpu
 
-            rows += qos_gpu.measure(args, folder)
+            for row in qos_gpu.measure(args, folder):
+                print(f"{row.name}: {row.ours:.2f} {row.unit}", file=sys.stderr, flush=True)
+                rows.append(row)
         if "weston" in parts or "control" in parts:
             from benchmarks import qos_weston
 

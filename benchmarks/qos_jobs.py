@@ -94,7 +94,7 @@ def video(model: str, device: str, size: tuple[int, int], fps: float) -> None:
     with Client() as client, client.open_video({**settings, "device": device}) as session:
         for _ in session.session.loading():
             pass
-        noise = np.random.default_rng(1).integers(16, 235, 1 << 20, dtype=np.uint8).tobytes()
+        noise = np.random.default_rng(1).integers(16, 235, width * height, dtype=np.uint8).tobytes()
         for slot in range(session.slots):
             for pieces in session.input(slot):
                 for piece in pieces:

@@ -19,6 +19,7 @@ from collections.abc import Hashable
 KINDS = 256  # of submissions that are remembered
 RISE = 1.002  # of what a kind takes alone, a submission: a device that slows down is noticed
 FELT_S, FELT = 0.15e-3, 0.1  # longer than alone by so much, and by this share of it: a touch
+NOISES, MOST_NOISE_S = 2.5, 0.25e-3  # and so many times what it is when nobody else is at work
 CREEP_S = 0.025e-3  # a refresh; more after each LONG of them without a touch
 LONG = 12
 BACK_S = 0.15e-3  # after a touch; doubles from refresh to refresh
@@ -42,6 +43,7 @@ class Rhythm:
         self._alone: OrderedDict[Hashable, float] = OrderedDict()
         self._episode: float | None = None  # begin of the first of the touches in a row
         self._stray = 0
+        self._noise = 0.0  # seconds longer than alone, on the average, far from the part
         self._aimed = False  # was the wait such that the next one ends where the part begins?
         self._clear()
         self._doubled = [0, 0]  # touches in a row with the begin and with the end
@@ -102,7 +104,7 @@ class Rhythm:
         if not self.on:
             return
         excess = took - alone
-        felt = excess > max(FELT_S, FELT * alone)
+        felt = excess > max(FELT_S, FELT * alone, NOISES * self._noise)
         if self.start is None:
             self._search(begin, felt)
             return
@@ -132,6 +134,9 @@ class Rhythm:
         late, early = begin < self.busy + NEAR_S, end - excess > self.period - NEAR_S
         self._seen[1] |= late
         self._seen[0] |= early or end > self.period - NEAR_S
+        if not (late or early):
+            seen = min(max(excess, 0.0), MOST_NOISE_S)
+            self._noise += 0.02 * (seen - self._noise)
         if not felt:
             self._stray = 0
             return
