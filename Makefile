@@ -49,6 +49,11 @@ packages:
 	  --config-settings=builddir=build $(WERROR) .
 	@touch $@
 
+.venv/.fuzz: .venv/.dependencies
+	@$(BIN)/python tools/install/requirements.py pyproject.toml fuzz >$@.new
+	@$(BIN)/python -m pip install -q -r $@.new
+	@mv $@.new $@
+
 demo: packages build
 	@echo 'The demo starts a bus and a daemon of its own, touches nothing outside demo/ and takes a few minutes.'
 	@tools/demo
@@ -59,7 +64,7 @@ check: packages build
 	$(BIN)/mypy
 	$(BIN)/pytest -m 'not long'
 
-check-long: packages build
+check-long: packages build .venv/.fuzz
 	@echo 'The long tests (at most 45 minutes on two cores).'
 	$(BIN)/pytest -m long
 

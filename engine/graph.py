@@ -224,7 +224,7 @@ class Graph:
             }
             log = tuple(_change(c) for c in data["log"])
             return cls(nodes, weights, dict(data["attrs"]), log).check()
-        except (KeyError, TypeError, ValueError, IndexError):
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
             raise BadModel("The compiled model's graph is damaged.") from None
 
 

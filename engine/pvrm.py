@@ -275,6 +275,6 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, Any], dict[str, Entry]]:
             if entry.name in entries:
                 raise BadModel(f"The compiled model has two blobs named {entry.name!r}.")
             entries[entry.name] = entry
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise BadModel("The compiled model's header is damaged.") from None
     return metadata, entries

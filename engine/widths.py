@@ -213,5 +213,5 @@ def check(graph: Graph) -> None:
             checking.node(node)
         except _Misfit as e:
             raise BadModel(f"The compiled model's node {node.name} is damaged: {e}.") from None
-        except (KeyError, TypeError, IndexError, ValueError):
+        except (KeyError, TypeError, IndexError, ValueError, OverflowError):
             raise BadModel(f"The compiled model's node {node.name} is damaged.") from None

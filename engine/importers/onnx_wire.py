@@ -248,6 +248,13 @@ def _dimension(data: memoryview) -> int:
     return next((max(0, _int(v)) for n, v in _fields(data) if n == 1), 0)
 
 
+def _floats(value: Field, dtype: str) -> Array:
+    data = _bytes(value)
+    if len(data) % np.dtype(dtype).itemsize:
+        raise BadModel("The ONNX file is damaged: numbers are cut off.")
+    return np.frombuffer(data, dtype)
+
+
 def _tensor(data: memoryview) -> tuple[str, Array]:
     name, kind, dims = "", 0, []
     raw: memoryview | None = None
@@ -259,7 +266,7 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
         elif number == 2:
             kind = _int(value)
         elif number == 4:
-            floats.append(np.frombuffer(_bytes(value), "<f4"))
+            floats.append(_floats(value, "<f4"))
         elif number in (5, 7):
             ints += _ints(value)
         elif number == 8:
@@ -267,7 +274,7 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
         elif number == 9:
             raw = _bytes(value)
         elif number == 10:
-            floats.append(np.frombuffer(_bytes(value), "<f8"))
+            floats.append(_floats(value, "<f8"))
         elif number == 14 and value == 1:
             raise UnsupportedModel(f"The tensor {name or '?'} lies in another file.")
     if kind not in _TYPES and kind != _BFLOAT16:

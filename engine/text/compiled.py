@@ -293,9 +293,16 @@ def described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
     graph = Graph.from_json(meta.get("graph"))
     for w in graph.weights.values():
         entry = compiled.entries.get(w.name)
-        if entry is None or entry.nbytes != weight_nbytes(w) or entry.format != w.format:
+        try:
+            fits = entry is not None and entry.nbytes == weight_nbytes(w)
+        except ValueError:  # a shape or a format that there is not
+            fits = False
+        if not fits or entry is None or entry.format != w.format:
             raise BadModel(f"The compiled model's {w.name} is damaged.")
     widths.check(graph)
+    texts = (meta.get("name"), meta.get("template") or "", graph.attrs.get("arch"))
+    if not all(isinstance(text, str) for text in texts) or "template" not in meta:
+        raise BadModel("The compiled model's description is damaged.")
     return meta, graph
 
 

@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine import memory, pvrm
 from engine.backends.base import Backend, Executable
-from engine.errors import ContextFull, InvalidArgument
+from engine.errors import BadModel, ContextFull, InvalidArgument
 from engine.lower import allowed
 from engine.pace import Fit
 from engine.program import Program
@@ -142,6 +143,29 @@ class State:
         self.executable.close()
 
 
+def _tokenizer(meta: dict[str, Any], compiled: pvrm.Pvrm, vocab: int) -> TextTokenizer:
+    try:
+        made = TextTokenizer(
+            Data(
+                meta["tokenizer"],
+                compiled.blob("tokenizer/library").tobytes(),
+                compiled.blob("tokenizer/pieces"),
+                np.ascontiguousarray(compiled.blob("tokenizer/ends")).view(np.uint32),
+            )
+        )
+        known = made.settings
+        named = [*known.specials, *known.user_defined]
+        ids = [*known.ends, *(i for _, i in named)]
+        ids += [i for i in (known.bos, known.eos) if i is not None]
+        if any(type(i) is not int or not 0 <= i < vocab for i in ids) or made.vocab > vocab:
+            raise ValueError("a token that is not there")
+        if any(not isinstance(text, str) for text, _ in named):
+            raise TypeError("a token without a text")
+        return made
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+        raise BadModel("The compiled model's tokenizer is damaged.") from None
+
+
 class TextModel:
     """A model, loaded: weights on the device, tokenizer and template ready."""
 
@@ -164,14 +188,7 @@ class TextModel:
         waits = backend.info.kind == "gpu" and not backend.info.software
         self.ahead = MOST if waits else 1  # most tokens of a slice that decodes
         self.fit = Fit(LEAST, OVER)  # of a prompt's tokens
-        self.tokenizer = TextTokenizer(
-            Data(
-                meta["tokenizer"],
-                compiled.blob("tokenizer/library").tobytes(),
-                compiled.blob("tokenizer/pieces"),
-                np.ascontiguousarray(compiled.blob("tokenizer/ends")).view(np.uint32),
-            )
-        )
+        self.tokenizer = _tokenizer(meta, compiled, self.vocab)
         settings = self.tokenizer.settings
         norm = next(n for n in self.graph.nodes if n.op == "rms_norm" and n.attrs["last"])
         self.width = norm.int("k")

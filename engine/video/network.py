@@ -280,7 +280,7 @@ def _shape(m: Mapping[str, Any], inputs: int, scale: int) -> Shape:
         raise UnsupportedModel(f"A network of {blocks} blocks of {channels} channels is not run.")
     try:
         pairs = tuple((int(a), int(b)) for a, b in skips)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadModel("The video model's skips are not understood.") from None
     inner = all(0 <= a < b <= blocks for a, b in pairs)  # the last convolution has other channels
     if not inner or len({b for _, b in pairs}) < len(pairs):
