@@ -143,6 +143,11 @@ class VideoSession(Ring):
         self._socket.close()
         self.session.close()
 
+    def shut(self) -> None:
+        """Ends a receive() of another thread, and the session; close() is still to be called."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def fileno(self) -> int:
         """The slot socket, to poll: readable when receive() will not block."""
         return self._socket.fileno()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where cameras and players meet pvrd: clients of the daemon, nothing of the engine."""

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `pvrupscale` in the system's Python and prints what came out as JSON: gst_driver.py CASE."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import gi
+
+gi.require_version("Gst", "1.0")
+from gi.repository import Gst  # noqa: E402
+
+LIMIT = 60 * Gst.SECOND
+
+
+class Run:
+    """A pipeline whose end is `fakesink name=sink`."""
+
+    def __init__(self, text: str) -> None:
+        self.pipeline = Gst.parse_launch(text)
+        self.up = self.pipeline.get_by_name("up")
+        self.frames: list[tuple[int, int]] = []  # PTS in ms, bytes
+        self.caps: list[str] = []
+        self.events: list[str] = []
+        sink = self.pipeline.get_by_name("sink")
+        sink.props.signal_handoffs = True
+        sink.connect("handoff", self._frame)
+        kinds = Gst.PadProbeType.EVENT_DOWNSTREAM | Gst.PadProbeType.EVENT_FLUSH
+        sink.get_static_pad("sink").add_probe(kinds, self._event)
+
+    def _frame(self, _sink: Any, buffer: Any, pad: Any) -> None:
+        self.frames.append((buffer.pts // Gst.MSECOND, buffer.get_size()))
+        caps = pad.get_current_caps().get_structure(0)
+        size = f"{caps.get_value('format')} {caps.get_value('width')}x{caps.get_value('height')}"
+        if size not in self.caps:
+            self.caps.append(size)
+
+    def _event(self, _pad: Any, info: Any) -> Any:
+        self.events.append(f"{info.get_event().type.value_nick} {len(self.frames)}")
+        return Gst.PadProbeReturn.OK
+
+    def play(self) -> None:
+        self.pipeline.set_state(Gst.State.PLAYING)
+
+    def wait(self, *kinds: Any) -> Any:
+        """The first message of these kinds, or an error."""
+        wanted = Gst.MessageType.ERROR
+        for kind in kinds:
+            wanted |= kind
+        return self.pipeline.get_bus().timed_pop_filtered(LIMIT, wanted)
+
+    def report(self, **more: Any) -> None:
+        found = {"frames": self.frames, "caps": self.caps, "events": self.events, **more}
+        found["done"] = self.up.props.frames_done
+        found["plain"] = self.up.props.frames_plain
+        self.pipeline.set_state(Gst.State.NULL)
+        print(json.dumps(found), flush=True)
+
+
+def end(run: Run) -> str:
+    message = run.wait(Gst.MessageType.EOS)
+    if message is None:
+        return "nothing within the limit"
+    return message.parse_error()[0].message if message.type == Gst.MessageType.ERROR else "eos"
+
+
+def case_launch(text: str) -> None:
+    run = Run(text)
+    run.play()
+    run.report(end=end(run))
+
+
+def case_seek(text: str) -> None:
+    """A flushing seek in the middle, back to the beginning."""
+    run = Run(text)
+    run.pipeline.set_state(Gst.State.PAUSED)
+    run.wait(Gst.MessageType.ASYNC_DONE)
+    before = len(run.events)
+    flags = Gst.SeekFlags.FLUSH | Gst.SeekFlags.ACCURATE
+    run.pipeline.seek(
+        1.0, Gst.Format.TIME, flags, Gst.SeekType.SET, 80 * Gst.MSECOND,
+        Gst.SeekType.SET, 400 * Gst.MSECOND,
+    )  # fmt: skip
+    run.wait(Gst.MessageType.ASYNC_DONE)
+    flushed = [event.split()[0] for event in run.events[before:]]
+    run.frames.clear()
+    run.play()
+    run.report(end=end(run), flushed=flushed)
+
+
+def case_resize(text: str) -> None:
+    """The caps of a filter change while frames run."""
+    run = Run(text)
+    size = run.pipeline.get_by_name("size")
+    run.play()
+    run.wait(Gst.MessageType.ASYNC_DONE)
+    size.props.caps = Gst.Caps.from_string("video/x-raw,format=NV12,width=80,height=60")
+    run.report(end=end(run))
+
+
+def case_live(text: str) -> None:
+    """What a live pipeline says of its latency, and what QoS leaves out."""
+    run = Run(text)
+    run.play()
+    run.wait(Gst.MessageType.ASYNC_DONE)
+    query = Gst.Query.new_latency()
+    run.pipeline.get_by_name("sink").get_static_pad("sink").peer_query(query)
+    live, least, _ = query.parse_latency()
+    inside = Gst.Query.new_latency()
+    run.up.get_static_pad("sink").peer_query(inside)
+    own = least - inside.parse_latency()[1]
+    # All that comes is late by a second from here on.
+    event = Gst.Event.new_qos(Gst.QOSType.UNDERFLOW, 1.5, Gst.SECOND, 10 * Gst.SECOND)
+    run.pipeline.get_by_name("sink").get_static_pad("sink").push_event(event)
+    message = run.wait(Gst.MessageType.QOS)
+    dropped = message.parse_qos_stats()[2] if message.type == Gst.MessageType.QOS else -1
+    run.report(live=live, own_ms=own // Gst.MSECOND, dropped=dropped)
+
+
+def case_restart(text: str) -> None:
+    """Says how many frames each side has made, until standard input closes."""
+    run = Run(text)
+    run.play()
+    for line in sys.stdin:
+        done, plain = run.up.props.frames_done, run.up.props.frames_plain
+        print(json.dumps({"done": done, "plain": plain, "asked": line.strip()}), flush=True)
+    run.report(end="")
+
+
+if __name__ == "__main__":
+    Gst.init(None)
+    globals()[f"case_{sys.argv[1]}"](sys.argv[2])

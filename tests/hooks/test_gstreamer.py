@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The element pvrupscale in GStreamer's own programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.conftest import Restartable
+from tests.e2e.conftest import ROOT, until
+
+pytestmark = pytest.mark.bus
+
+DRIVER = Path(__file__).with_name("gst_driver.py")
+PLUGINS = ROOT / "pvrd/hooks/gst"
+SIZE = "width=64,height=48,framerate=25/1"
+SINK = "fakesink name=sink sync=false"
+UP = "pvrupscale name=up device=cpu model=fast"
+
+
+@pytest.fixture(scope="module")
+def gst(pvrd: Restartable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of GStreamer's programs."""
+    folder = tmp_path_factory.mktemp("gst")
+    # The loader runs the python3 that is first in the PATH; PyGObject is the distribution's.
+    path = f"/usr/bin:{os.environ.get('PATH', os.defpath)}"
+    return {
+        **os.environ, "PATH": path, "PVRD_BUS": pvrd.address, "PYTHONDONTWRITEBYTECODE": "1",
+        "GST_PLUGIN_PATH": str(PLUGINS), "GST_REGISTRY": str(folder / "registry.bin"),
+    }  # fmt: skip
+
+
+def drive(gst: dict[str, str], case: str, pipeline: str) -> Any:
+    done = subprocess.run(
+        ["/usr/bin/python3", str(DRIVER), case, pipeline], env=gst, text=True,
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_gst_launch(gst: dict[str, str], tmp_path: Path) -> None:
+    """The program itself, to a file; downstream asks for a size that is no whole number of times
+    larger."""
+    command = (
+        f"gst-launch-1.0 -q videotestsrc num-buffers=5 ! video/x-raw,format=I420,{SIZE} ! "
+        f"pvrupscale device=cpu ! video/x-raw,width=152,height=96 ! y4menc ! "
+        "filesink location=out.y4m"
+    )
+    subprocess.run(command.split(), env=gst, cwd=tmp_path, check=True, timeout=120)
+    head, *frames = (tmp_path / "out.y4m").read_bytes().split(b"FRAME\n")
+    assert b"W152 H96" in head
+    # 64x48 is 4:3; 152x96 is not, so a pixel is no square any more.
+    assert b"A16:19" in head
+    assert [len(frame) for frame in frames] == [152 * 96 * 3 // 2] * 5
+
+
+@pytest.mark.parametrize(("form", "scale", "size"), [("I420", 0, "128x96"), ("NV12", 3, "192x144")])
+def test_formats_times_and_the_end(gst: dict[str, str], form: str, scale: int, size: str) -> None:
+    found = drive(
+        gst, "launch",
+        f"videotestsrc num-buffers=9 ! video/x-raw,format={form},{SIZE} ! {UP} scale={scale} ! "
+        f"{SINK}",
+    )  # fmt: skip
+    assert (found["end"], found["caps"]) == ("eos", [f"{form} {size}"])
+    assert [pts for pts, _ in found["frames"]] == [40 * n for n in range(9)]
+    assert (found["done"], found["plain"]) == (9, 0)
+    # The end comes after the last frame, the caps before the first.
+    assert found["events"][-1] == "eos 9"
+    assert "caps 0" in found["events"]
+
+
+def test_a_flushing_seek(gst: dict[str, str]) -> None:
+    found = drive(gst, "seek", f"videotestsrc ! video/x-raw,format=I420,{SIZE} ! {UP} ! {SINK}")
+    assert found["flushed"][:2] == ["flush-start", "flush-stop"]
+    assert found["end"] == "eos"
+    assert [pts for pts, _ in found["frames"]][-7:] == [40 * n for n in range(3, 10)]
+
+
+def test_the_size_changes_on_the_way(gst: dict[str, str]) -> None:
+    found = drive(
+        gst, "resize",
+        "videotestsrc num-buffers=300 ! videoscale ! capsfilter name=size "
+        f"caps=video/x-raw,format=NV12,{SIZE} ! {UP} scale=2 ! {SINK}",
+    )  # fmt: skip
+    assert found["end"] == "eos"
+    assert found["caps"] == ["NV12 128x96", "NV12 160x120"]
+    assert [pts for pts, _ in found["frames"]] == sorted(pts for pts, _ in found["frames"])
+    assert len(found["frames"]) == 300
+
+
+def test_latency_and_qos(gst: dict[str, str]) -> None:
+    found = drive(
+        gst, "live",
+        f"videotestsrc is-live=true ! video/x-raw,format=I420,{SIZE} ! {UP} ! "
+        "fakesink name=sink sync=true",
+    )  # fmt: skip
+    assert found["live"]
+    assert found["own_ms"] == 80
+    assert found["dropped"] >= 1
+
+
+def test_refusals_are_sentences(gst: dict[str, str]) -> None:
+    source = f"videotestsrc num-buffers=3 ! video/x-raw,format=I420,{SIZE}"
+    found = drive(gst, "launch", f"{source} ! {UP} model=nonesuch ! {SINK}")
+    assert "nonesuch" in found["end"]
+    interlaced = f"{source},interlace-mode=interleaved ! {UP} ! {SINK}"
+    assert "interlaced" in drive(gst, "launch", interlaced)["end"]
+
+
+def test_a_restart_costs_no_frame(pvrd: Restartable, gst: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        ["/usr/bin/python3", str(DRIVER), "restart",
+         f"videotestsrc is-live=true ! video/x-raw,format=I420,{SIZE} ! {UP} qos=false ! {SINK}"],
+        env=gst, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask() -> tuple[int, int]:
+        process.stdin.write("\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
+        told = json.loads(process.stdout.readline())  # type: ignore[union-attr]
+        return told["done"], told["plain"]
+
+    try:
+        until(lambda: ask()[0] - ask()[1] > 5, "frames by pvrd")
+        before = ask()[1]
+        pvrd.stop(signal.SIGKILL)
+        until(lambda: ask()[1] > before + 5, "frames that are scaled plainly")
+        pvrd.start()
+        done, plain = ask()
+        until(lambda: ask()[0] - ask()[1] > done - plain + 5, "frames by the new pvrd")
+        process.stdin.close()
+        found = json.loads(process.stdout.readline())
+        times = [pts for pts, _ in found["frames"]]
+        assert times == [times[0] + 40 * n for n in range(len(times))]
+        assert {size for _, size in found["frames"]} == {128 * 96 * 3 // 2}
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+        if pvrd.process is None:
+            pvrd.start()
