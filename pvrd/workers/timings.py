@@ -47,9 +47,9 @@ class Meter:
         self.slices: deque[Slice] | None = None  # of the present trace
         self.kernel: Callable[[str, float, float], None] | None = None  # who is told of each then
 
-    def mark(self) -> tuple[float, float, float]:
+    def mark(self) -> tuple[float, float, float, float]:
         """What it counts now, for the difference."""
-        return self.upload, self.compute, self.download
+        return self.upload, self.compute, self.download, self.gate.waited
 
 
 class Spans:
@@ -86,10 +86,11 @@ class Spans:
             self._mark = self._meter.mark()
             return
         mark = self._meter.mark()
-        upload, compute, download = (b - a for a, b in zip(self._mark, mark, strict=True))
+        upload, compute, download, waited = (b - a for a, b in zip(self._mark, mark, strict=True))
         self._mark = mark
         self._parts["compute"] += compute
-        self._parts["host"] += max(0.0, past - upload - compute - download)
+        self._parts["host"] += max(0.0, past - upload - compute - download - waited)
+        self._wait("queue", waited)
         self._wait("upload", upload)
         self._wait("download", download)
 

@@ -19,6 +19,7 @@ from engine.backends.vulkan import VulkanBackend
 from engine.backends.vulkan.segments import Segments
 from engine.text.model import TextModel
 from pvrd.workers.rhythm import LEAST_S, Rhythm
+from pvrd.workers.timings import Meter, Spans
 from tests.workers.conftest import Peer
 
 FRAME_S = 6e-3
@@ -163,6 +164,15 @@ def test_without_a_compositor_nothing_waits() -> None:
     rhythm.pace(0.0)
     assert (first, rhythm.on) == (True, False)
     assert rhythm.wait(5.0, 1e-3) == 0.0
+
+
+def test_a_wait_for_the_compositor_is_queue() -> None:
+    now, meter = [0.0], Meter()
+    spans = Spans(meter, lambda: now[0])
+    spans.begins(1.0)
+    meter.gate.waited, meter.compute, now[0] = 0.006, 0.002, 1.009
+    taken = spans.take()
+    assert (taken["queue"], taken["compute"], taken["host"]) == pytest.approx((6.0, 2.0, 1.0))
 
 
 @pytest.mark.gpu
