@@ -268,7 +268,7 @@ def narrow(planes: Planes, shift: int, upper: bool) -> list[memoryview]:
         made = (plane.clip(max=0xFFFF - half) + half) >> shift
         if upper:
             made <<= shift
-        narrowed.append(memoryview(made).cast("B"))
+        narrowed.append(made.data.cast("B"))
     return narrowed
 
 
