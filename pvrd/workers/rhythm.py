@@ -18,7 +18,7 @@ from collections.abc import Hashable
 
 KINDS = 256  # of submissions that are remembered
 RISE = 1.002  # of what a kind takes alone, a submission: a device that slows down is noticed
-FELT_S, FELT = 0.15e-3, 0.1  # longer than alone by so much, and by this share of it: a touch
+FELT_S, FELT = 0.15e-3, 0.04  # longer than alone by so much, and by this share of it: a touch
 NOISES, MOST_NOISE_S = 2.5, 0.25e-3  # and so many times what it is when nobody else is at work
 CREEP_S = 0.025e-3  # a refresh; more after each LONG of them without a touch
 LONG = 12
@@ -133,6 +133,8 @@ class Rhythm:
         """A submission from `begin` to `end`, from the part's begin on."""
         late, early = begin < self.busy + NEAR_S, end - excess > self.period - NEAR_S
         self._seen[1] |= late
+        if end - excess > self.period + SLOP_S:
+            return  # it could not but meet the next part: that tells of no end
         self._seen[0] |= early or end > self.period - NEAR_S
         if not (late or early):
             seen = min(max(excess, 0.0), MOST_NOISE_S)
