@@ -153,6 +153,15 @@ def write_fd(
     _write_all(fd, _PREFIX.pack(MAGIC, VERSION, len(header)), 0)
 
 
+def _umask() -> int:
+    """The process's, without the moment of another that os.umask would make."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o077
+
+
 def write(
     path: str | os.PathLike[str],
     metadata: Mapping[str, Any],
@@ -172,7 +181,7 @@ def write(
         raise PvrError(f"The compiled model cannot be written to {path}: {e.strerror}.") from None
     try:
         write_fd(fd, metadata, blobs, progress)
-        os.fchmod(fd, 0o644)
+        os.fchmod(fd, 0o666 & ~_umask())
         os.replace(temp, path)
     except BaseException as e:
         os.unlink(temp)

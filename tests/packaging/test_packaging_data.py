@@ -14,7 +14,8 @@ import pytest
 from pvrd.config import KEYS, check
 
 TREE = Path(__file__).resolve().parents[2]
-UNITS = ["pvrd.service", "pvrd-worker-gpu@.service", "pvrd-worker-cpu@.service"]
+# By `systemd-analyze security`, 0 to 10
+UNITS = {"pvrd.service": 1.0, "pvrd-worker-gpu@.service": 0.8, "pvrd-worker-cpu@.service": 0.6}
 
 
 @pytest.fixture
@@ -44,7 +45,23 @@ def test_exposure_is_small(root: Path, unit: str) -> None:
     assert not re.search(r"Unknown|ignoring", said.stderr), said.stderr
     figure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said.stdout)
     assert figure
-    assert float(figure[1]) <= 1.5
+    assert float(figure[1]) <= UNITS.get(unit, 1.5)
+
+
+def test_devices_are_named_one_by_one() -> None:
+    def lines(unit: str, key: str) -> list[str]:
+        text = (TREE / "systemd" / unit).read_text()
+        return [line.partition("=")[2] for line in text.splitlines() if line.startswith(key + "=")]
+
+    for unit in ("pvrd.service", "pvrd-worker-gpu@.service", "pvrd-worker-cpu@.service"):
+        assert lines(unit, "DevicePolicy") == ["closed"]
+        allowed = lines(unit, "DeviceAllow")
+        assert bool(allowed) == ("gpu" in unit)
+        assert not [d for d in allowed if "*" in d or d.split()[1] not in ("r", "rw")]
+        assert lines(unit, "PrivateDevices") == ([] if allowed else ["yes"])
+    devices = lines("pvrd-worker-gpu@.service", "DeviceAllow")
+    wanted = {"char-drm rw", "char-nvidia rw", "/dev/dma_heap/system r", "/dev/udmabuf rw"}
+    assert wanted <= set(devices)
 
 
 @pytest.mark.parametrize(("name", "verb"), [("pvr-agent", "enable"), ("pvr-http", "disable")])

@@ -242,6 +242,22 @@ def test_full_disk(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert left(store) == []
 
 
+def test_what_another_version_added_is_named(store: ModelStore) -> None:
+    add(store, b"GGUF1", "later")
+    folder = store.paths.models / "later"
+    assert [oct(p.stat().st_mode & 0o077) for p in folder.glob("*.gguf")] == ["0o0"]
+    told = folder / "model.toml"
+    told.write_text(told.read_text().replace("format = 1", "format = 2"))
+    assert "later" not in store.all()
+    with pytest.raises(UnsupportedModel, match=r"another version of pvrd \(format 2, not 1\)"):
+        store.find("later", "text")
+    add(store, b"GGUF2", "later")
+    assert store.find("later", "text").kind == "text"
+    # What the first version wrote says nothing of a format.
+    told.write_text(told.read_text().replace("format = 1\n", ""))
+    assert store.find("later", "text").kind == "text"
+
+
 def test_leftovers_are_cleared(store: ModelStore) -> None:
     put(store.paths.models, ".new-dead/model.gguf")
     ModelStore(store.paths, store.config)
