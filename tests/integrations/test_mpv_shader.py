@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pvrctl export --mpv`: the user shader through libplacebo, as ffmpeg runs it, beside the engine."""
+"""`pvrctl export --mpv`: the user shader in libplacebo, as ffmpeg runs it, beside the engine."""
 
 from __future__ import annotations
 
