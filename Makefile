@@ -2,6 +2,7 @@
 # make demo          shows what pvrd does         make install     puts it on this system
 # make check         tests it                     make uninstall   takes it away again
 # make check-long    the tests that take long     make clean       removes what was built
+# make sbom          says what it is made of
 # make powervr       the kernels through the real PowerVR compiler (docs/powervr.md)
 
 PREFIX ?= /usr/local
@@ -80,6 +81,13 @@ uninstall:
 
 clean:
 	rm -rf build demo .mypy_cache .ruff_cache .pytest_cache .venv/.pvrd
+
+.PHONY: sbom
+# The bill of materials (CycloneDX) of what was built here, into build/pvrd.cdx.json.
+sbom: build
+	@mkdir -p build
+	@$(BIN)/python tools/sbom >build/pvrd.cdx.json
+	@echo 'The bill of materials is build/pvrd.cdx.json.'
 
 .PHONY: powervr
 # KEEP=1 writes docs/powervr.md and the profiles, UPDATE=1 fetches the driver anew.
