@@ -20,32 +20,7 @@ from tests.faults.daemon import ROOT
 from tests.faults.work import STATES
 
 TARGET = ROOT / "docs" / "faults.md"
-_HEAD = """# The fault matrix
-
-Written by `python -m tests.faults.report`; `make check-long` runs the same cells (`tests/faults`). Each cell is a real pvrd on a bus
-of its own, with its CPU worker and a GPU worker on a software GPU (30 ms more a submission, so that faults find work under way), a text
-model of 100,000 weights and frames of 96x64. It holds if
-
-- each token and frame came once, in order, the ids equal to those of an undisturbed CPU, the frames within 1 step of the engine's own;
-- what had stopped went on within deadline + load and prefill (measured at the start of the row) + 1 s, and the GPU served again;
-- pvrd and its workers hold no more fds, memory, processes, jobs, sessions or files than before;
-- the reason stands in the status (properties, statistics, the stream) and in the journal;
-- "bus restart" and "pvrd killed": end of file within 1 s, no process or temporary file stays, a new pvrd answers within 10 s.
-
-A cell says when the last stream went on after the fault (seconds), and in brackets when the GPU, or the service, was back.
-Deadlines are shortened: 3 s a slice, 5 s a pipeline, 0.2 s between pings. How faults are made:
-
-- signals go to the GPU's worker; "out of memory" limits its address space to what it has, and its next submission needs more (MemoryError);
-- VkResults are what the driver's calls answer from the second submission on (`debug.faults`, `vk_lost`, `vk_memory`); NaN logits likewise
-  (a video has none: nothing may happen);
-- the compiler hangs or aborts over a kernel that another client's video needs while the work is under way; wrong results are those of kernels
-  that were compiled from changed sources and pass their self-test (decode: from position 30 on, named by `suspect` lines);
-- udev's events come from umockdev, for a worker that says that it is renderD128; udev's `add` follows;
-- the clock jumps a day ahead and back, and the disk is full, by a preloaded library (`tests/faults/preload.c`): CLOCK_REALTIME belongs to no
-  time namespace, and tests set no machine's clock;
-- ill-behaved clients are processes of their own, and the work is that of another client beside them: it must be as ever.
-
-"""
+HEAD = Path(__file__).with_name("head.md")
 
 
 def main() -> int:
@@ -61,7 +36,8 @@ def main() -> int:
             env={**os.environ, "PVRD_FAULT_REPORT": str(found)}, cwd=ROOT, check=False,
         )  # fmt: skip
         cells = json.loads(found.read_text()) if found.exists() else []
-    text = _HEAD + table(cells) + reasons(cells) + summary(cells, time.monotonic() - began)
+    took = time.monotonic() - began
+    text = HEAD.read_text() + table(cells) + reasons(cells) + summary(cells, took)
     print(text)
     if not args.k and cells:
         TARGET.write_text(text)
