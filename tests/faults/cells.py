@@ -186,7 +186,12 @@ class Row:
             preload=place.preload if fault.strike in ("full", "clock") else None,
             bed=fault.strike.startswith("udev"),
         )  # fmt: skip
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            print(self.daemon.text()[-6000:])  # pytest shows it
+            self.daemon.stop()
+            raise
 
     def start(self) -> None:
         """Starts the daemon, has both workers do everything once, and notes what they hold."""
