@@ -26,6 +26,7 @@ from tests.engine.video.conftest import enlarge, psnr, scene
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "engine/video/models"
 Luma = npt.NDArray[np.uint8]
+X3 = pytest.param("nsr-fast-x3", marks=pytest.mark.long)
 X4 = pytest.param("nsr-fast-x4", marks=pytest.mark.long)
 BORDER = 8  # samples at the edge of the input, where players repeat another one
 
@@ -92,7 +93,7 @@ def by_the_engine(backend: Backend, name: str, luma: Luma) -> Luma:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["nsr-fast", "nsr-balanced", "nsr-fast-x3", X4])
+@pytest.mark.parametrize("name", ["nsr-fast", "nsr-balanced", X3, X4])
 def test_a_player_makes_of_it_what_the_engine_does(
     backend: Backend, tmp_path: Path, name: str
 ) -> None:
