@@ -22,7 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pvrd.client_async import AsyncClient, AsyncText
 from pvrd.errors import Internal, PvrdError
 from pvrd.http import answers, asked
-from pvrd.http.failures import Refused, answer, described
+from pvrd.http.asked import Refused
+from pvrd.http.failures import answer, described
 from pvrd.http.pool import Pool
 
 MOST_BYTES = 1 << 20  # of a request; pvrd takes no longer message either

@@ -12,10 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pvrd.http.failures import Refused
-
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant",
           "tool": "tool"}  # fmt: skip
+_TEXT_PARTS = ("text", "input_text", "output_text")
 _TOP_LOGPROBS = 20
 _INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "mirostat")
 _NUMBERS = (
@@ -38,6 +37,16 @@ _NOT_DONE: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "dimensions": (),
 }
+
+
+class Refused(Exception):
+    """A request that is answered with an error before pvrd hears of it."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
 
 
 def _bad(param: str, what: str) -> Refused:
@@ -105,7 +114,7 @@ def _text(content: Any, param: str) -> str:
     pieces = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+        if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
             raise _bad(param, "has a part that is no text")
         pieces.append(part["text"])
     return "".join(pieces)

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from pvrd.errors import PvrdError
+from pvrd.http.asked import Refused
 
 RETRY_S = 1  # what Retry-After says of a queue that is full
 
@@ -30,16 +31,6 @@ _STATUS = {
     "SlowReader": (408, "server_error", "slow_reader"),
 }
 _AGAIN = ("Busy", "QuotaExceeded", "ShuttingDown", "NoDaemon")
-
-
-class Refused(Exception):
-    """A request that is answered with an error before pvrd hears of it."""
-
-    def __init__(
-        self, status: int, message: str, code: str | None = None, param: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
 
 
 def _body(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
