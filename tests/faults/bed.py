@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """umockdev-wrapper python -m tests.faults.bed COMMAND…: runs the command in a testbed with one GPU,
-/dev/dri/renderD128, prints its pid, and has udev say what comes by standard input, a word a line:
+card0 and renderD128, prints its pid, and has udev say what comes by standard input, a word a line:
 remove, wedged (the driver has to be rebound), add.
 """
 
@@ -16,16 +16,19 @@ def main() -> None:
     bed = Testbed()
     gpu = bed.add("platform", "fd000000.gpu", "", {}, {"DRIVER": "powervr"})
     bed.link(gpu, "driver", "/sys/bus/platform/drivers/powervr")
-    numbers = {"dev": "226:128"}
-    known = {"DEVNAME": "dri/renderD128", "MAJOR": "226", "MINOR": "128", "DEVTYPE": "drm_minor"}
-    render = bed.add("drm", "renderD128", gpu, numbers, known)
+
+    def node(name: str, minor: int) -> str:
+        known = {"DEVNAME": f"dri/{name}", "MAJOR": "226", "MINOR": str(minor)}
+        return bed.add("drm", name, gpu, {"dev": f"226:{minor}"}, {**known, "DEVTYPE": "drm_minor"})
+
+    card, render = node("card0", 0), node("renderD128", 128)
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     print(child.pid, flush=True)
     for line in sys.stdin:
         word = line.strip()
         if word == "wedged":
-            bed.property(render, "WEDGED", "rebind")
-            bed.event(render, "change")
+            bed.property(card, "WEDGED", "rebind")  # it is the card that says so
+            bed.event(card, "change")
         else:
             bed.event(render, word)
     child.wait()
