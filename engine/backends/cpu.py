@@ -70,6 +70,11 @@ def _library() -> ctypes.CDLL:
     return lib
 
 
+def has(op: str) -> bool:
+    """Does the library have an operation? It may be built with some alone, or before one."""
+    return int(_library().pvr_op_index(op.encode())) >= 0
+
+
 def isas() -> tuple[str, ...]:
     """The instruction sets that this CPU has and the library knows, the plainest first."""
     found: list[str] = []

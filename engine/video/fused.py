@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A luma network as one call (kernels/nsr, kernels/nsr_int8) where its shape allows it: nothing
-between its layers leaves the chip.
+"""A network as one call where its shape allows it: nothing between its layers leaves the chip. Luma
+by kernels/nsr and kernels/nsr_int8; chroma, on the CPU, by kernels/nsr_chroma.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.backends import cpu
 from engine.backends.base import DeviceInfo
 from engine.graph import Graph
 from engine.program import Binding, Call
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # The network's weights in the form of these kernels; a model has at most one of them.
 FLOATS, BYTES = "nsr", "nsr_int8"
+CHROMA = "nsr_chroma"  # begins the names of those of the chroma networks
 # Bytes cost networks of up to so many layers at most 0.05 dB (Set5, Set14), one of 13 layers 0.13.
 INT8_LAYERS = 8
 
@@ -59,6 +61,19 @@ def weights(graph: Graph, blobs: Mapping[str, Any], precision: str = "f32") -> d
         return {}
     layers, base, _ = _network(graph, blobs)
     return {FLOATS: nsr.pack(layers, base).view(np.uint8)}
+
+
+def chroma_weights(
+    graph: Graph, blobs: Mapping[str, Any], device: DeviceInfo
+) -> dict[str, Any]:
+    """The same for a chroma network: its layers' weights and its filters, one after the other."""
+    _, *convs, last = graph.nodes
+    if device.kind != "cpu" or not cpu.has(CHROMA) or len(convs) < 2:
+        return {}
+    if any(node.op != "conv3x3" for node in convs):
+        return {}
+    parts = [np.asarray(blobs[node.weights[0]]).view(np.uint8) for node in (*convs, last)]
+    return {f"{CHROMA}.{last.weights[0]}": np.concatenate([p.reshape(-1) for p in parts])}
 
 
 def _network(graph: Graph, blobs: Mapping[str, Any]) -> tuple[list[nsr.Layer], Any, Skips]:
@@ -97,12 +112,22 @@ def fuses(graph: Graph, device: DeviceInfo) -> bool:
 
 def calls(low: Lowering, run: Run) -> list[Call] | None:
     """The network as one call; None where it has to be one a layer."""
+    if not low.fuse:
+        return None
+    if run.graph is not low.networks.luma:
+        return _chroma(low, run)
     known = low.networks.blob_bytes
     name = next((blob for blob in (BYTES, FLOATS) if blob in known), "")
-    if not low.fuse or not name or run.graph is not low.networks.luma:
+    if not name:
         return None
+    source, target = Binding(f"in{run.plane}"), Binding(f"out{run.plane}")
+    fmt = nsr.variant_for(int(run.graph.attrs["channels"])) if name == FLOATS else None
+    return [low.call(name, fmt, _push(low, run), source, low.weight(name), target)]
+
+
+def _push(low: Lowering, run: Run) -> dict[str, Any]:
     t, channels = run.tiling, int(run.graph.attrs["channels"])
-    push = {
+    return {
         "bits": low.fmt.depth,
         "stride": low.in_words[run.plane],
         "out_stride": low.out_words[run.plane],
@@ -112,6 +137,17 @@ def calls(low: Lowering, run: Run) -> list[Call] | None:
         "layers": t.halo,
         "scale": low.scale,
     }
+
+
+def _chroma(low: Lowering, run: Run) -> list[Call] | None:
+    """A chroma network as one call; None where it has to be one a layer."""
+    name = f"{CHROMA}.{run.graph.nodes[-1].weights[0]}"
+    if name not in low.networks.blob_bytes:
+        return None
+    push = _push(low, run) | {
+        "step": run.step,
+        "component": run.component,
+        "luma_stride": low.in_words[0],
+    }
     source, target = Binding(f"in{run.plane}"), Binding(f"out{run.plane}")
-    fmt = nsr.variant_for(channels) if name == FLOATS else None
-    return [low.call(name, fmt, push, source, low.weight(name), target)]
+    return [low.call("nsr_chroma", None, push, source, Binding("in0"), low.weight(name), target)]

@@ -187,6 +187,8 @@ class VideoModel:
             self.info["why_f32"], precision = why, "f32"
         self.info["format"] = precision
         blobs |= fused.weights(luma, blobs, precision)
+        for graph in guided.values():
+            blobs |= fused.chroma_weights(graph, blobs, backend.info)
         self.networks = Networks(luma, guided, {n: int(b.nbytes) for n, b in blobs.items()})
         self.weights = backend.weights(blobs)
         self.info["nbytes"] = self.weights.nbytes()

@@ -10,8 +10,16 @@
 /* Columns of a strip: its rows stay in the second cache, and what strips have in common is little. */
 enum { STRIP_WIDE = 256, STRIP_NARROW = 128, STRIP_MOST_LAYERS = 40 };
 
-typedef struct {
+typedef struct pvr_strips pvr_strips;
+/* Fills a row of input, [inputs][xs], with n columns from x0 on of frame row y (both may lie outside). */
+typedef void (*pvr_fill_fn)(const pvr_strips *s, const pvr_call *call, int y, int x0, int n, float *to);
+
+struct pvr_strips {
     int bits, scale;
+    size_t inputs;                  /* channels; the first one is what the filters see */
+    pvr_fill_fn fill;
+    size_t plane, target, across;   /* word of the plane's width; buffer of the result; as pvr_pixels' */
+    int by, component;              /* samples of `by` components lie by turns */
     size_t stride, out_stride, tw, th, channels, layers;
     size_t outs;                    /* of the last layer: groups of four maps */
     size_t step;                    /* columns that a layer gives at a time: 1, or 4 (Winograd) */
@@ -19,7 +27,7 @@ typedef struct {
     size_t strip, strips, parts;    /* columns; strips of a tile; parts of its height */
     float base[25 * 16];            /* [outs][25] */
     float *luma, *maps;             /* layers + 3 rows; outs rows: what the last layer writes */
-} pvr_strips;
+};
 
 /* Makes row `row` of a layer, counted from the first that the strip depends on. */
 typedef void (*pvr_layer_fn)(const void *network, size_t layer, size_t row, size_t columns);
@@ -30,14 +38,25 @@ static inline size_t pvr_strip_columns(const pvr_strips *s, size_t layer, size_t
     return cols;
 }
 
+static inline void pvr_fill_luma(const pvr_strips *s, const pvr_call *call, int y, int x0, int n,
+                                 float *to) {
+    const uint32_t *p = call->buf[0];
+    const float unit = 1.0f / (s->bits == 8 ? 255.0f : 65535.0f);
+    y = pvr_clamp(y, (int)p[PVR_HEIGHT] - 1) - (int)p[PVR_SRC_Y];
+    const uint32_t *line = (const uint32_t *)call->buf[1] + (size_t)y * s->stride;
+    pvr_samples(s->bits, line, (int)p[PVR_WIDTH] - 1, x0, n, unit, to);
+}
+
+/* A luma network's; others change it. */
 static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *team, size_t step) {
     const uint32_t *k = call->push;
     pvr_strips s = {
-        .step = step,
+        .step = step, .inputs = 1, .fill = pvr_fill_luma, .plane = PVR_WIDTH, .target = 3, .by = 1,
         .bits = (int)k[0], .stride = k[1], .out_stride = k[2], .tw = k[3], .th = k[4],
         .channels = k[5], .layers = k[6], .scale = (int)k[7],
     };
     s.outs = s.scale == 2 ? 4 : 4 * (size_t)s.scale;
+    s.across = s.scale == 2 ? 2 : 4;
     /* A unit of work is a strip, or a part of its height where threads would have none. */
     const size_t n = (size_t)team->n, tiles = ((const uint32_t *)call->buf[0])[PVR_N_TILES];
     const size_t most = (s.tw + STRIP_NARROW - 1) / STRIP_NARROW;
@@ -52,11 +71,11 @@ static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *t
 
 /* Floats of luma and maps together, and how they are set. */
 static inline size_t pvr_strip_floats(const pvr_strips *s) {
-    return (s->layers + 3 + s->outs) * s->xs;
+    return ((s->layers + 3) * s->inputs + s->outs) * s->xs;
 }
 static inline void pvr_place_strips(pvr_strips *s, float *at) {
     s->luma = at;
-    s->maps = at + (s->layers + 3) * s->xs;
+    s->maps = at + (s->layers + 3) * s->inputs * s->xs;
 }
 
 /* filters: [groups][25][4]. */
@@ -66,7 +85,7 @@ static inline void pvr_strip_base(pvr_strips *s, const float *filters) {
 }
 
 static inline float *pvr_luma_row(const pvr_strips *s, size_t row) {
-    return s->luma + row % (s->layers + 3) * s->xs;
+    return s->luma + row % (s->layers + 3) * s->inputs * s->xs;
 }
 
 /* Core rows y0..y1-1 of the band, `cols` columns of the frame from x0 on. */
@@ -77,23 +96,19 @@ static inline void pvr_run_strip(const pvr_strips *s, const pvr_call *call, pvr_
     const size_t n = s->layers, window = pvr_strip_columns(s, 0, cols) + 2;
     size_t columns[STRIP_MOST_LAYERS];
     for (size_t i = 0; i < n; i++) columns[i] = pvr_strip_columns(s, i, cols);
-    const float unit = 1.0f / (s->bits == 8 ? 255.0f : 65535.0f);
     for (size_t row = 0; row < y1 - y0 + 2 * n; row++) {
-        const int above = (int)(p[PVR_BAND_Y] + y0 + row) - (int)n;
-        const int y = pvr_clamp(above, (int)p[PVR_HEIGHT] - 1) - (int)p[PVR_SRC_Y];
-        const uint32_t *line = (const uint32_t *)call->buf[1] + (size_t)y * s->stride;
-        pvr_samples(s->bits, line, (int)p[PVR_WIDTH] - 1, (int)x0 - (int)n, (int)window, unit,
-                    pvr_luma_row(s, row));
+        s->fill(s, call, (int)(p[s->plane + 2] + y0 + row) - (int)n, (int)x0 - (int)n, (int)window,
+                pvr_luma_row(s, row));
         for (size_t layer = 0; layer < n && row >= 2 * (layer + 1); layer++)
             layer_row(network, layer, row - 2 * (layer + 1), columns[layer]);
         if (row < 2 * n) continue;
         const size_t core = row - 2 * n;
         pvr_pixels out = {
-            .base = s->base, .maps = s->maps, .xs = s->xs, .across = s->scale == 2 ? 2 : 4,
+            .base = s->base, .maps = s->maps, .xs = s->xs, .across = s->across,
         };
         for (size_t t = 0; t < 5; t++) out.x[t] = pvr_luma_row(s, core + n - 2 + t) + n - 2;
-        uint32_t *dst = (uint32_t *)call->buf[3] + (size_t)s->scale * (y0 + core) * s->out_stride;
-        pvr_enlarge(&out, s->bits, s->scale, 1, 0, dst, s->out_stride, x0, cols);
+        uint32_t *dst = (uint32_t *)call->buf[s->target] + (size_t)s->scale * (y0 + core) * s->out_stride;
+        pvr_enlarge(&out, s->bits, s->scale, s->by, s->component, dst, s->out_stride, x0, cols);
     }
 }
 
@@ -101,15 +116,15 @@ static inline void pvr_run_strip(const pvr_strips *s, const pvr_call *call, pvr_
 static inline void pvr_stream(const pvr_strips *s, const pvr_call *call, const pvr_team *team,
                               pvr_layer_fn layer_row, const void *network) {
     const uint32_t *p = call->buf[0];
-    const size_t left_rows = p[PVR_HEIGHT] - p[PVR_BAND_Y];
+    const size_t left_rows = p[s->plane + 1] - p[s->plane + 2];
     const size_t rows = left_rows < s->th ? left_rows : s->th;
     size_t begin, end;
     pvr_split(team, p[PVR_N_TILES] * s->strips * s->parts, &begin, &end);
     for (size_t i = begin; i < end; i++) {
         const size_t part = i % s->parts, x = i / s->parts % s->strips * s->strip;
         const size_t left = (p[PVR_COL0] + i / (s->strips * s->parts)) * s->tw + x;
-        if (x >= s->tw || left >= p[PVR_WIDTH]) continue;
-        const size_t room = p[PVR_WIDTH] - left;
+        if (x >= s->tw || left >= p[s->plane]) continue;
+        const size_t room = p[s->plane] - left;
         const size_t wide = s->tw - x < s->strip ? s->tw - x : s->strip;
         pvr_run_strip(s, call, layer_row, network, rows * part / s->parts,
                       rows * (part + 1) / s->parts, left, room < wide ? room : wide);

@@ -172,3 +172,56 @@ def test_bytes_come_near_to_floats() -> None:
     got = seen(reference("nsr_int8", push, arrays, words)["dst"], push, words)
     error = float(np.mean((got - want) ** 2))
     assert 10 * np.log10(255**2 / max(error, 1e-9)) > 45
+
+
+CHROMA_CASES = [
+    (2, 8, 1, 0, 37, 21),
+    (2, 16, 2, 1, 37, 21),
+    (3, 8, 2, 0, 23, 9),
+    (4, 16, 1, 0, 1, 1),
+]
+
+
+@pytest.mark.parametrize("case", CHROMA_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_nsr_chroma(runner: Runner, case: tuple[int, ...]) -> None:
+    if runner.backend.info.kind == "gpu":
+        return  # the operation has no GLSL
+    scale, bits, step, component, width, height = case
+    half, high, layers, th, tw = (width + 1) // 2, (height + 1) // 2, 3, 6, 8
+    tiles = -(-half // tw)
+    rng = np.random.default_rng(width)
+    maps = -(-scale * scale // 4) * 4
+    parts = []
+    for cin, cout, unit in ((5, 8, 0.15), (8, 8, 0.12), (8, maps, 0.01)):
+        parts += [unit * rng.standard_normal(9 * cin * cout), rng.standard_normal(cout) / 20]
+        parts.append(rng.random(cout) / 3)
+    base = rng.random((scale**2, 25))
+    parts.append((base / base.sum(1, keepdims=True)).reshape(-1))
+    stride, luma, wide = (
+        -(-n * bits // 512) * 16 for n in (half * step, width, scale * half * step)
+    )
+    top = min(th, (high - 1) // th * th)
+    low, end = max(0, top - layers), min(high, top + th + layers)
+    y_low, y_end = max(0, 2 * low), min(height, 2 * end)
+    arrays = {
+        "src": rng.integers(0, 1 << 32, (end - low, stride), np.uint32),
+        "luma": rng.integers(0, 1 << 32, (y_end - y_low, luma), np.uint32),
+        "w": np.concatenate(parts).astype(np.float32),
+        "dst": np.zeros((scale * th, wide), np.uint32),
+    }
+    push = {"bits": bits, "stride": stride, "out_stride": wide, "tw": tw, "th": th, "channels": 8}
+    push |= {"layers": layers, "scale": scale, "step": step, "component": component}
+    push |= {"luma_stride": luma}
+    words = [0] * 16
+    given = {"N_TILES": tiles, "WIDTH": width, "HEIGHT": height, "SRC_Y": y_low, "C_WIDTH": half}
+    given |= {"C_HEIGHT": high, "C_BAND_Y": top, "C_SRC_Y": low}
+    for name, value in given.items():
+        words[getattr(video, name)] = value
+    want = reference("nsr_chroma", push, arrays, words)["dst"]
+    got = runner.run("nsr_chroma", "f32", push, arrays, words, tiles)["dst"]
+    kind = np.uint8 if bits == 8 else np.uint16
+    rows = scale * min(th, high - top)
+    error = got.view(kind).astype(int) - want.view(kind)
+    assert np.abs(error[:rows]).max() <= (1 if bits == 8 else 16)
+    assert want[:rows].any()
+    assert not got[rows:].any(), "a row that the plane does not have"
