@@ -7,7 +7,8 @@ Rows are named TIER SIZE PEER; the ratio says how many times faster ours is. All
 network. A frame goes from 8-bit memory to 8-bit memory, luma alone, float32 on both sides, runs
 interleaved; the peers' outputs are compared with ours first (one step of 255 at most).
 `onnxruntime int8` is int8 on both sides, `int8 to f32` how near ours is to float32. `swscale` is
-Lanczos, another algorithm, `swscale int8` the same against ours in int8. With `--device gpu` ours and ncnn run by Vulkan, transfers included.
+Lanczos, another algorithm, `swscale int8` the same against ours in int8. With `--device gpu` ours
+and ncnn run by Vulkan, transfers included.
 
 Without a peer: `i420`, the whole frame with chroma, of which `p99`, `upload`, `device` (its own
 clock, transfers by the kernels included; the wall clock where it has none), `download` and `host`
