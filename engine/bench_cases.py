@@ -79,6 +79,7 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "attention_prefill": _attention,
         "swiglu": _swiglu,
         "add_bias": _add_bias,
+        "row_gate": _row_gate,
         "head_norm": _head_norm,
         "softcap": _softcap,
         "route": _route,
@@ -267,6 +268,12 @@ def _add_bias(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     for t in (1, TOKENS):
         sizes, moved = {"b": 4 * QKV, "y": 4 * t * QKV}, 4 * (t + 1) * QKV
         yield Case(op, v, shown, f"{t}x{QKV}", {"n": QKV}, _text(t), t, sizes, moved, t * QKV)
+
+
+def _row_gate(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    for t in (1, TOKENS):
+        sizes, moved = {"g": 4 * t, "y": 4 * t * FFN}, 4 * t * (2 * FFN + 1)
+        yield Case(op, v, shown, f"{t}x{FFN}", {"n": FFN}, _text(t), t, sizes, moved, t * FFN)
 
 
 def _head_norm(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:

@@ -16,7 +16,7 @@ from kernels.topk.op import RECORD_WORDS
 
 POSITION = 512  # tokens in the cache
 _FLOAT, _HALF = 4, 2  # bytes of an activation, of an element of a cache
-_IN_PLACE = frozenset({"bias", "head_norm", "qk_norm", "rope", "rope_kv", "softcap"})
+_IN_PLACE = frozenset({"bias", "head_norm", "qk_norm", "rope", "rope_kv", "row_gate", "softcap"})
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ Operations (inputs -> output; weights; attributes):
     route      logits -> experts and shares; experts, used, norm (true: shares of those used)
     expert_linear  x, route -> y [T, used, n]; one or two stacks of matrices; n, k, experts, used
     expert_sum     x [T, used, k], route [, residual] -> y [T, n]; a stack; n, k, experts, used
+    row_gate   x, g [T, 1] -> x sigmoid(g); n
     softcap    logits -> logits'; v, cap
     topk       logits -> out; v
 """
@@ -57,6 +58,7 @@ OPS = frozenset(
         "route",
         "expert_linear",
         "expert_sum",
+        "row_gate",
         "softcap",
         "topk",
     }

@@ -187,7 +187,7 @@ class Lowering:
             "bias": self._bias, "qk_norm": self._qk_norm, "rope_kv": self._rope_kv,
             "attend": self._attend, "swiglu": self._swiglu, "route": self._route,
             "expert_linear": self._expert_linear, "expert_sum": self._expert_sum,
-            "softcap": self._softcap, "topk": self._topk,
+            "row_gate": self._row_gate, "softcap": self._softcap, "topk": self._topk,
         }  # fmt: skip
         if left := {n.op for n in self._graph.nodes} - set(emit):
             raise BadModel(f"The graph's {min(left)} was not fused; no kernel does it alone.")
@@ -504,6 +504,10 @@ class Lowering:
         n = node.int("n")
         y = self._out(node, self._where[node.inputs[2]])
         self._experts(node, 0, y, {"n": n, "sum": 1, "y0": 0, "ldy": n})
+
+    def _row_gate(self, node: Node) -> None:
+        y = self._out(node, self._where[node.inputs[0]])
+        self._call("row_gate", [self._in(node, 1), y], None, "", {"n": node.int("n")})
 
     def _experts(self, node: Node, i: int, y: Binding, push: dict[str, float]) -> None:
         """A stack of matrices, cut between experts where the device cannot bind it all."""

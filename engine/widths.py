@@ -44,7 +44,7 @@ class _Check:
             "bias": self._bias, "qk_norm": self._qk_norm, "rope_kv": self._rope_kv,
             "attend": self._attend, "swiglu": self._swiglu, "route": self._route,
             "expert_linear": self._expert_linear, "expert_sum": self._expert_sum,
-            "softcap": self._softcap, "topk": self._topk,
+            "row_gate": self._row_gate, "softcap": self._softcap, "topk": self._topk,
         }  # fmt: skip
         for key, value in node.attrs.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -182,6 +182,11 @@ class _Check:
     def _expert_sum(self, node: Node) -> int:
         _same(len(node.weights) == 1, "its stack")
         return self._stack(node, 1, 1)[0]
+
+    def _row_gate(self, node: Node) -> int:
+        n = self._size(node, "n", step=4)
+        self._reads(node, n, 1)
+        return n
 
     def _logits(self, node: Node) -> int:
         v = self._size(node, "v")

@@ -152,6 +152,11 @@ def _add_bias(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: An
     return Piece(params, push, {"b": [(0, row)], "y": [(t * row, row)]}, {"y": floats})
 
 
+def _row_gate(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
+    row, t = 4 * push["n"], _token(params, rng)
+    return Piece(params, push, {"g": [(4 * t, 4)], "y": [(t * row, row)]}, {"y": floats})
+
+
 def _head_norm(push: dict[str, Any], params: Any, sizes: Any, read: Read, rng: Any) -> Piece:
     t = _token(params, rng)
     row = 4 * (push["heads"] + 2 * push["kv_heads"]) * push["dim"]
@@ -395,6 +400,7 @@ _MAKERS: Mapping[str, Callable[..., Piece]] = {
     "rmsnorm": _rmsnorm,
     "swiglu": _swiglu,
     "add_bias": _add_bias,
+    "row_gate": _row_gate,
     "head_norm": _head_norm,
     "softcap": _softcap,
     "route": _route,

@@ -153,10 +153,13 @@ def _vectors(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _small(rng: np.random.Generator) -> Iterator[Sample]:
-    """What only some models have: biases, norms of heads, soft caps, a router."""
+    """What only some models have: biases, norms of heads, soft caps, a router, a
+    shared expert's gate."""
     n, given = 100, (3, 0, 2)
     arrays = {"b": _normal(rng, n), "y": _normal(rng, 3, n)}
     yield Sample("add_bias", "base", {"n": n}, arrays, given, 3)
+    arrays = {"g": _normal(rng, 3), "y": _normal(rng, 3, n)}
+    yield Sample("row_gate", "base", {"n": n}, arrays, given, 3)
     heads, kv_heads, dim = 3, 2, 36
     push: dict[str, float | int] = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "eps": 1e-5}
     qkv = _normal(rng, 3, (heads + 2 * kv_heads) * dim)

@@ -25,6 +25,7 @@ MAX_LAYERS = 1024
 MAX_DIM = 256  # of a head: what the attention kernels hold
 MAX_VOCAB = 1 << 21  # what topk counts
 MAX_EXPERTS = 1 << 10
+MAX_FFN = 1 << 20
 
 ROPE, LONG, LOCAL = "rope", "rope_long", "rope_local"  # rotary tables
 
@@ -88,7 +89,7 @@ def _check(c: Config) -> None:
     bounds = (
         ("layers", c.layers, MAX_LAYERS),
         ("elements of a token", c.hidden, 1 << 17),
-        ("feed-forward elements", c.ffn, 1 << 20),
+        ("feed-forward elements", c.ffn, MAX_FFN),
         ("heads", c.heads, 1 << 12),
         ("key heads", c.kv_heads, 1 << 12),
         ("elements of a head", c.dim, 1 << 12),
@@ -298,7 +299,27 @@ class _Builder:
         s = self._add(c.act, p + c.act, (gate,), {})
         m = self._add("mul", p + "gated", (s, up), {})
         down = product("expert_sum", "down", "ffn_down_exps", m, c.hidden, c.ffn)
-        return self._add("add", p + "x_ffn", (x, down), {})
+        x = self._add("add", p + "x_ffn", (x, down), {})
+        return self._shared_expert(i, x, h) if self._has(w + "ffn_gate_shexp.weight") else x
+
+    def _shared_expert(self, i: int, x: str, h: str) -> str:
+        """An expert that every token has, by as much as a gate says: that scales what the expert's
+        last product reads, which is the same as to scale the result.
+        """
+        c, p, w = self._c, f"l{i}.shared.", f"blk.{i}."
+        f = self._tensor(w + "ffn_gate_shexp.weight").shape[0]
+        if f % 32 or f > MAX_FFN:
+            raise UnsupportedModel("The model has a width that is no multiple of 32.")
+        gate, up = (
+            self._linear(p + name, f"{w}ffn_{name}_shexp.weight", h, f, c.hidden)
+            for name in ("gate", "up")
+        )
+        s = self._add(c.act, p + c.act, (gate,), {})
+        m = self._add("mul", p + "gated", (s, up), {})
+        score = self._linear(p + "score", w + "ffn_gate_inp_shexp.weight", h, 1, c.hidden)
+        m = self._add("row_gate", p + "row_gate", (m, score), {"n": f})
+        down = self._linear(p + "down", w + "ffn_down_shexp.weight", m, c.hidden, f)
+        return self._add("add", p + "x_shared", (x, down), {})
 
     def _head(self, x: str, vocab: int) -> None:
         c = self._c

@@ -145,7 +145,7 @@ def _llama(keys: _Keys) -> dict[str, Any]:
 
 
 def _plain(keys: _Keys) -> dict[str, Any]:
-    """qwen2 and olmoe: nothing that the tensors do not say."""
+    """qwen2 (with experts, too) and olmoe: nothing that the tensors do not say."""
     return {}
 
 
@@ -197,6 +197,7 @@ def _gemma3(keys: _Keys) -> dict[str, Any]:
 _FAMILIES: Mapping[str, Callable[[_Keys], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _plain,
+    "qwen2moe": _plain,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3,
     "phi3": _phi3,

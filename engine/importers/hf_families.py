@@ -242,11 +242,21 @@ def _olmoe(keys: _Keys) -> dict[str, Any]:
     return _experts(keys, "num_experts", 8)
 
 
-def _qwen3_moe(keys: _Keys) -> dict[str, Any]:
+def _qwen_moe(keys: _Keys, used: int) -> dict[str, Any]:
     if keys.int("decoder_sparse_step", 1) != 1 or keys.data.get("mlp_only_layers"):
         raise UnsupportedModel("The model has experts in some layers only.")
-    experts = _experts(keys, "num_experts", 8)
+    experts = _experts(keys, "num_experts", used)
     return {**_qwen(keys), **experts, "ffn": keys.int("moe_intermediate_size")}
+
+
+def _qwen2_moe(keys: _Keys) -> dict[str, Any]:
+    if not keys.flag("qkv_bias", True):
+        raise UnsupportedModel("The model's queries and keys have no biases.")
+    return _qwen_moe(keys, 4)
+
+
+def _qwen3_moe(keys: _Keys) -> dict[str, Any]:
+    return _qwen_moe(keys, 8)
 
 
 def _mixtral(keys: _Keys) -> dict[str, Any]:
@@ -258,6 +268,7 @@ _FAMILIES: Mapping[str, Callable[[_Keys], dict[str, Any]]] = {
     "mistral": _mistral,
     "mixtral": _mixtral,
     "qwen2": _qwen,
+    "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen,
     "qwen3_moe": _qwen3_moe,
     "phi3": _phi3,

@@ -57,6 +57,7 @@ def join(graph: Graph) -> Graph:
 def _narrow(graph: Graph) -> dict[str, str]:
     """The narrow format of each matrix; those that stay as they are, are left out."""
     routed = {name for node in graph.nodes if node.op == "route" for name in node.inputs}
+    routed |= {node.inputs[1] for node in graph.nodes if node.op == "row_gate"}
     left = {name for node in graph.nodes if node.output in routed for name in node.weights}
     out = {}
     for w in graph.weights.values():

@@ -68,7 +68,9 @@ class Case:
 
 
 def _case(kind: str, arch: str = "", context: int = 0, **config: Any) -> Case:
-    name = {"gemma3_text": "Gemma3", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"}.get(kind)
+    name = {
+        "gemma3_text": "Gemma3", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe",
+    }.get(kind)  # fmt: skip
     name = name or kind.capitalize()
     own = {"model_type": kind, "architectures": [f"{name}ForCausalLM"], **config}
     return Case({**_BASE, **own}, arch, context)
@@ -106,6 +108,11 @@ CASES: dict[str, Case] = {
     "qwen2 yarn": _case("qwen2", "qwen2", rope_scaling=_YARN),
     "qwen2 window": _case(
         "qwen2", "", use_sliding_window=True, sliding_window=8, max_window_layers=1
+    ),
+    "qwen2_moe": _case(
+        "qwen2_moe", "qwen2moe", num_experts=6, num_experts_per_tok=2, norm_topk_prob=False,
+        moe_intermediate_size=32, shared_expert_intermediate_size=160, decoder_sparse_step=1,
+        mlp_only_layers=[], rope_theta=1e6,
     ),
     "qwen3": _case("qwen3", "qwen3", head_dim=32, rope_theta=1e6),
     "qwen3_moe": _case(
@@ -158,7 +165,7 @@ def shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
         else:
             for name, n in (("q", q), ("k", kv), ("v", kv)):
                 yield f"{p}self_attn.{name}_proj.weight", (n, hidden)
-                if kind == "qwen2":
+                if kind in ("qwen2", "qwen2_moe"):
                     yield f"{p}self_attn.{name}_proj.bias", (n,)
         if kind in ("qwen3", "qwen3_moe", "gemma3_text", "olmoe"):
             for name, n in (("q", q), ("k", kv)):
@@ -180,6 +187,12 @@ def shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
         for e in range(experts):
             for name, shape in zip(names, ((f, hidden), (f, hidden), (hidden, f)), strict=True):
                 yield f"{moe}experts.{e}.{name}.weight", shape
+        if shared := c.get("shared_expert_intermediate_size"):
+            for name, shape in zip(
+                names, ((shared, hidden), (shared, hidden), (hidden, shared)), strict=True
+            ):
+                yield f"{moe}shared_expert.{name}.weight", shape
+            yield moe + "shared_expert_gate.weight", (1, hidden)
 
 
 def values(case: Case, name: str, shape: tuple[int, ...]) -> Array:
@@ -261,6 +274,8 @@ def write_gguf(path: Path, case: Case, kind: str = "F32") -> Path:
         w.add_expert_used_count(c["num_experts_per_tok"])
         if "moe_intermediate_size" in c:
             w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        if "shared_expert_intermediate_size" in c:
+            w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
     _write_rope(w, case)
     write_tokenizer(w)
     for name, value in _gguf_tensors(case).items():
@@ -339,6 +354,8 @@ def _gguf_tensors(case: Case) -> dict[str, Array]:
             heads = c["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
             halves = value.reshape(heads, 2, -1, shape[1])
             value = halves.swapaxes(1, 2).reshape(shape)
+        if name.endswith("shared_expert_gate.weight"):
+            value = value[0]
         mapped = table.get_name(expert, try_suffixes=(".weight", ".bias"))
         assert mapped is not None, name
         if expert != name:

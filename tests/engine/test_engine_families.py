@@ -22,6 +22,9 @@ from tests.engine.conftest import off_by
 from tests.engine.family_models import CASES, IDS, write_folder, write_gguf, write_tokenizer_json
 
 WANT = json.loads((Path(__file__).parents[1] / "data/family_logits.json").read_text("utf-8"))
+# What a cache of halves costs: with K and V rounded to halves, transformers is 0.022 off itself
+# here, and 0.00001 off ours.
+ROUNDED = {"qwen2_moe": 0.025}
 FAMILIES = [pytest.param(name, id=name.replace(" ", "-")) for name in CASES]
 
 
@@ -45,6 +48,7 @@ def answer(model: TextModel, context: int, decoded: int = 0) -> np.ndarray:
 
 
 def check(model: TextModel, name: str, tolerance: float) -> None:
+    tolerance += ROUNDED.get(name, 0.0)
     for decoded in (0, 3):
         got = answer(model, CASES[name].context, decoded)
         np.testing.assert_allclose(got, WANT[name], rtol=0, atol=tolerance, err_msg=name)
@@ -79,7 +83,7 @@ def test_stacks_of_experts_are_cut(tmp_path: Path) -> None:
         state.close()
 
 
-@pytest.mark.parametrize("name", ["gemma2", "qwen3_moe", "phi3 long"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen2_moe", "qwen3_moe", "phi3 long"])
 def test_lanes_of_a_batch(tmp_path: Path, name: str) -> None:
     """A lane's logits are those of its session alone, with caps and experts too; sessions of short
     and of long contexts turn by tables of their own.
@@ -107,7 +111,9 @@ def test_lanes_of_a_batch(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "qwen2", "olmoe", "phi3-long"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_moe", "qwen3_moe", "gemma3", "qwen2", "olmoe", "phi3-long"]
+)
 def test_on_the_gpu(tmp_path: Path, name: str) -> None:
     from engine.backends.vulkan import VulkanBackend
 

@@ -22,6 +22,17 @@ def test_add_bias(runner: Runner, n: int) -> None:
     np.testing.assert_array_equal(got[3:], y[3:])
 
 
+@pytest.mark.parametrize("n", [4, 64, 260])
+def test_row_gate(runner: Runner, n: int) -> None:
+    rng = np.random.default_rng(n)
+    y = rng.normal(size=(7, n)).astype(np.float32)
+    g = np.asarray([0.3, -2, 5, 200, -200, 0, 0], np.float32)
+    arrays = {"g": g, "y": y}
+    got = runner.check_op("row_gate", "base", {"n": n}, arrays, params=(5,), tokens=7)["y"]
+    np.testing.assert_array_equal(got[5:], y[5:])
+    np.testing.assert_array_equal(got[3], y[3])
+
+
 @pytest.mark.parametrize("whole", [0, 1])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 1, 100), (1, 1, 4)])
 def test_head_norm(runner: Runner, heads: int, kv_heads: int, dim: int, whole: int) -> None:
