@@ -8,9 +8,11 @@ For `make install VENV=0`: distributions have meson long before they have a new 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -41,6 +43,14 @@ def meson(*arguments: str | Path) -> None:
         )
 
 
+def member(name: str) -> zipfile.ZipInfo:
+    """A file of the wheel with the same time in every build: that of SOURCE_DATE_EPOCH, else 1980."""
+    epoch = max(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), 315532800)
+    info = zipfile.ZipInfo(name, time.gmtime(epoch)[:6])
+    info.external_attr = 0o644 << 16
+    return info
+
+
 def main(argv: list[str]) -> int:
     out = Path(argv[1]).resolve()
     shutil.rmtree(out, ignore_errors=True)
@@ -69,11 +79,11 @@ def main(argv: list[str]) -> int:
     with zipfile.ZipFile(out / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path in sorted((stage / SITE.lstrip("/")).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                wheel.write(path, path.relative_to(stage / SITE.lstrip("/")))
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        wheel.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{scripts}")
+                where = path.relative_to(stage / SITE.lstrip("/")).as_posix()
+                wheel.writestr(member(where), path.read_bytes())
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        wheel.writestr(member(f"{info}/METADATA"), metadata)
+        wheel.writestr(member(f"{info}/entry_points.txt"), f"[console_scripts]\n{scripts}")
     for folder in (build, stage):
         shutil.rmtree(folder)
     return 0
