@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """make_input.py MODEL PICTURE: a llama of one layer with random weights as GGUF, and a picture.
 
-What the model writes is noise, but it goes the whole way. The format: ggml's docs/gguf.md, version 3.
+What the model writes is noise, but it goes the whole way. The format: docs/gguf.md of ggml,
+version 3.
 """
 
 from __future__ import annotations

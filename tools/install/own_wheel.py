@@ -44,7 +44,7 @@ def meson(*arguments: str | Path) -> None:
 
 
 def member(name: str) -> zipfile.ZipInfo:
-    """A file of the wheel with the same time in every build: that of SOURCE_DATE_EPOCH, else 1980."""
+    """A file of the wheel; its time is SOURCE_DATE_EPOCH, else 1980, in every build."""
     epoch = max(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), 315532800)
     info = zipfile.ZipInfo(name, time.gmtime(epoch)[:6])
     info.external_attr = 0o644 << 16

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lays an installation below /usr into a folder and divides it into packages.
 
-    stage.py DEST --wheels DIR --lists DIR [--vendor DIR] [--lacking NAME,…] [--python FILE] [--site-packages PATH]
-             [--units PATH] [--zsh PATH] [--gstreamer PATH] [--split DIR]
+    stage.py DEST --wheels DIR --lists DIR [--vendor DIR] [--lacking NAME,…] [--python FILE]
+             [--site-packages PATH] [--units PATH] [--zsh PATH] [--gstreamer PATH] [--split DIR]
 
-DEST gets what `make install PREFIX=/usr VENV=0` puts down, without byte code, and beside it the Python client
-and the GStreamer element where the system's Python and GStreamer look. LISTS/PACKAGE.txt names each package's
-files, a path of the target a line. With --split they are moved to SPLIT/PACKAGE/…, as debhelper wants them.
+DEST gets what `make install PREFIX=/usr VENV=0` puts down, without byte code, and beside it the
+Python client and the GStreamer element where the system's Python and GStreamer look.
+LISTS/PACKAGE.txt names each package's files, a path of the target a line. With --split they are
+moved to SPLIT/PACKAGE/…, as debhelper wants them.
 
-Of the wheels in --vendor those that --lacking names (Python packages that the distribution lacks) go into
-/usr/lib/pvrd as pvrd-wheels.
+Of the wheels in --vendor those that --lacking names (Python packages that the distribution lacks)
+go into /usr/lib/pvrd as pvrd-wheels.
 """
 
 from __future__ import annotations
