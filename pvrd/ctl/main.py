@@ -30,6 +30,7 @@ COMMANDS = {
     "compile": "make a model of somebody's network that enlarges pictures",
     "export": "write a network as a shader that mpv runs",
     "upscale": "enlarge a y4m clip or a PNG or JPEG picture",
+    "camera": "an enlarged virtual camera",
     "compare": "show what enlarging does to a picture, beside bicubic and the truth",
     "jobs": "your sessions and jobs, and where they stand",
     "top": "devices, processes and jobs, live",
