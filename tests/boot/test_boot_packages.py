@@ -76,7 +76,7 @@ def test_a_hook_has_what_it_imports(machine, debs):
     (hooks,) = debs.glob("pvrd-hooks_*.deb")
     machine.run("dpkg", "--unpack", "--force-depends", f"/mnt/share/debs/{hooks.name}")
     program = "import pvrd.hooks.frames, pvrd.hooks.plain; print(pvrd.hooks.__file__)"
-    assert machine.text("python3", "-Ic", program).startswith("/usr/lib/python3/dist-packages/")
+    assert machine.text("python3", "-IBc", program).startswith("/usr/lib/python3/dist-packages/")
     machine.run("dpkg", "--purge", "pvrd-hooks")
 
 
