@@ -40,6 +40,9 @@ CONFIG: dict[str, Any] = {
     "limits.sessions": 64,
     "limits.queue": 64,
 }
+# What a process may grow by in a cell: without a warm start what is compiled and loaded comes on
+# top.
+WARM_MIB, COLD_MIB = 48, 256
 ENDS_S = 1.0  # until the end of file when pvrd or the bus is gone
 ANSWERS_S = 10.0  # until a service that was started again answers
 
@@ -294,8 +297,8 @@ class Row:
                 ), "the GPU came back too late"
             self._serves(client, result)
             work.close()
-            # Without a warm start all that is compiled and loaded comes on top.
-            daemon.settles(client, self.before, 256 if fault.strike == "wrong" else 48)
+            cold = fault.strike == "wrong"
+            daemon.settles(client, self.before, COLD_MIB if cold else WARM_MIB)
 
     @staticmethod
     def _finish(work: Work) -> float:
@@ -444,7 +447,7 @@ class Row:
             self._noticed(client, state, result, counts)
             rude.kill()
             work.close()
-            daemon.settles(client, self.before)
+            daemon.settles(client, self.before, WARM_MIB)
             result.back_s = time.monotonic() - struck
 
     def _noticed(
@@ -518,7 +521,7 @@ class Row:
             assert result.back_s <= ANSWERS_S
             daemon.ready(client, "gpu")
             self._serves(client, result)
-            daemon.settles(client, self.before)
+            daemon.settles(client, self.before, COLD_MIB)
 
     @staticmethod
     def _started(work: Work) -> list[Any]:

@@ -236,7 +236,7 @@ class Daemon:
             found.append(f"files {more_files}")
         return "; ".join(found)
 
-    def settles(self, client: Client, before: Held, grace_mib: int = 48) -> None:
+    def settles(self, client: Client, before: Held, grace_mib: int) -> None:
         """Waits until nothing is held beyond what was before."""
         end = time.monotonic() + 20
         while leaks := self.leaks(client, before, grace_mib):
