@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shows a y4m clip (8-bit 4:2:0) enlarged in a Wayland window, by shared memory: player.py CLIP
+
+Frames go through pvrd's ring by asyncio; the Wayland wire is pvr-agent's. Ends with the clip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+from pvrd import y4m
+from pvrd.agent import protocol
+from pvrd.agent.wire import NEW, Proxy, Wire, socket_path
+from pvrd.client_async import AsyncClient
+
+XRGB8888 = 1
+ANSWER_S = 5.0
+
+
+class Window:
+    """A window of a fixed size, with two buffers in turn."""
+
+    def __init__(self, wire: Wire, width: int, height: int) -> None:
+        self._wire = wire
+        self._size = width, height
+        self._globals: dict[str, Proxy] = {}
+        self.configured = asyncio.get_running_loop().create_future()
+
+    async def open(self, title: str) -> None:
+        """Maps it."""
+        registry = self._wire.display.make("get_registry", protocol.REGISTRY, NEW)
+
+        def found(name: int, interface: str, _version: int) -> None:
+            wanted = protocol.GLOBALS.get(interface)
+            if wanted is not None:
+                bound = registry.make("bind", wanted, name, interface, 1, NEW)
+                self._globals[interface] = bound
+                if wanted is protocol.WM_BASE:
+                    bound.on["ping"] = lambda serial: bound("pong", serial)
+
+        registry.on["global"] = found
+        await self._wire.roundtrip(ANSWER_S)
+        self._surface = self._globals["wl_compositor"].make("create_surface", protocol.SURFACE, NEW)
+        shell = self._globals["xdg_wm_base"].make(
+            "get_xdg_surface", protocol.XDG_SURFACE, NEW, self._surface
+        )
+        top = shell.make("get_toplevel", protocol.TOPLEVEL, NEW)
+        top("set_title", title)
+
+        def configure(serial: int) -> None:
+            shell("ack_configure", serial)
+            if not self.configured.done():
+                self.configured.set_result(None)
+
+        shell.on["configure"] = configure
+        self._surface("commit")
+        await self._wire.first(self.configured, ANSWER_S)
+        width, height = self._size
+        size = width * height * 4
+        memory = os.memfd_create("player", os.MFD_CLOEXEC)
+        os.ftruncate(memory, 2 * size)
+        pool = self._globals["wl_shm"].make("create_pool", protocol.SHM_POOL, NEW, memory, 2 * size)
+        self._map = mmap.mmap(memory, 2 * size)
+        os.close(memory)
+        self._pixels = np.ndarray((2, height, width, 4), np.uint8, self._map)
+        self._buffers = [
+            pool.make("create_buffer", protocol.BUFFER, NEW, i * size, width, height, 4 * width,
+                      XRGB8888)
+            for i in range(2)
+        ]  # fmt: skip
+        self._turn = 0
+
+    async def show(self, planes: list[Any]) -> None:
+        """Draws a frame and waits until the compositor wants the next one."""
+        luma, blue, red = (plane.astype(np.int32) for plane in planes)
+        height, width = luma.shape
+        blue, red = (c.repeat(2, 0).repeat(2, 1)[:height, :width] - 128 for c in (blue, red))
+        bright = 298 * (luma - 16) + 128  # BT.601, limited range, in 256ths
+        pixels = self._pixels[self._turn]
+        pixels[..., 0] = (bright + 516 * blue >> 8).clip(0, 255)
+        pixels[..., 1] = (bright - 100 * blue - 208 * red >> 8).clip(0, 255)
+        pixels[..., 2] = (bright + 409 * red >> 8).clip(0, 255)
+        wanted = asyncio.get_running_loop().create_future()
+        callback = self._surface.make("frame", protocol.CALLBACK, NEW)
+        callback.on["done"] = lambda _: wanted.done() or wanted.set_result(None)
+        self._surface("attach", self._buffers[self._turn], 0, 0)
+        self._surface("damage", 0, 0, width, height)
+        self._surface("commit")
+        self._turn = 1 - self._turn
+        await self._wire.first(wanted, ANSWER_S)
+
+
+async def play(path: str) -> int:
+    """The program."""
+    with open(path, "rb", buffering=0) as file:
+        reader = y4m.Reader(file.fileno())
+        header = reader.header()
+
+        async def frames() -> AsyncIterator[list[Any]]:
+            memory = bytearray(header.frame_bytes)
+            while reader.read_frame([memoryview(memory)]):
+                at, planes = 0, []
+                for width, height in header.planes:
+                    plane = np.frombuffer(memory, np.uint8, width * height, at)
+                    planes.append(plane.reshape(height, width))
+                    at += width * height
+                yield planes
+
+        settings = {"width": header.width, "height": header.height, "siting": header.siting}
+        async with (
+            await AsyncClient.connect() as client,
+            await client.open_video(settings) as video,
+        ):
+            wire = await Wire.connect(socket_path())
+            window = Window(wire, video.layout["out_width"], video.layout["out_height"])
+            await window.open(f"{os.path.basename(path)}, enlarged")
+            shown = 0
+            async for _done, planes in video.enlarge(frames()):
+                await window.show(planes)
+                shown += 1
+            print(f"{shown} frames", flush=True)
+            if "--hold" in sys.argv:
+                await asyncio.sleep(5)
+            wire.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(play(sys.argv[1])))
