@@ -85,6 +85,7 @@ class Window:
         blue, red = (c.repeat(2, 0).repeat(2, 1)[:height, :width] - 128 for c in (blue, red))
         bright = 298 * (luma - 16) + 128  # BT.601, limited range, in 256ths
         pixels = self._pixels[self._turn]
+        pixels[..., 3] = 255  # Weston's pixman shows black without it, though X is to be ignored
         pixels[..., 0] = (bright + 516 * blue >> 8).clip(0, 255)
         pixels[..., 1] = (bright - 100 * blue - 208 * red >> 8).clip(0, 255)
         pixels[..., 2] = (bright + 409 * red >> 8).clip(0, 255)

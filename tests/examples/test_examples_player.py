@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -23,7 +24,14 @@ weston=$!
 trap 'kill $weston' EXIT
 until [ -S "$XDG_RUNTIME_DIR/wl-pvrd" ]; do kill -0 $weston || exit 9; sleep 0.05; done
 ffmpeg -v error -f lavfi -i testsrc2=size=200x120:rate=25 -t 0.2 -pix_fmt yuv420p c.y4m
-WAYLAND_DISPLAY=wl-pvrd timeout 60 "$1" "$2" c.y4m
+export WAYLAND_DISPLAY=wl-pvrd
+mkfifo said
+timeout 60 "$1" "$2" c.y4m --hold >said &
+player=$!
+read -r answer <said
+weston-screenshooter
+kill $player
+echo "$answer"
 """
 
 
@@ -38,5 +46,8 @@ def test_a_clip_in_a_window() -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stdout == "5 frames\n"
+        (picture,) = folder.glob("wayland-screenshot-*.png")
+        colours = Image.open(picture).convert("RGB").getcolors(1 << 20) or []
+        assert len(colours) > 1000  # the clip's, not a black window on the desktop
     finally:
         shutil.rmtree(folder)
