@@ -41,7 +41,7 @@ from PIL import Image
 
 from benchmarks import common
 from pvrd.client import Client
-from pvrd.errors import PvrdError
+from pvrd.errors import PvrdError, Timeout
 from tests.e2e.conftest import PROMPT, write_tiny
 from tests.faults.cells import CONFIG, Reference
 from tests.faults.daemon import ROOT, Daemon, open_fds, resident
@@ -107,6 +107,8 @@ class Soak:
                     try:
                         work(client, draw)
                         self.add(name)
+                    except Timeout:
+                        self.add(f"{name}: Timeout")  # what a call says that would take over 20 s
                     except (AssertionError, PvrdError, OSError) as e:
                         self.fault(name, e)
                         client = stack.enter_context(self.daemon.client())

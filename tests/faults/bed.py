@@ -19,7 +19,10 @@ def main() -> None:
 
     def node(name: str, minor: int) -> str:
         known = {"DEVNAME": f"dri/{name}", "MAJOR": "226", "MINOR": str(minor)}
-        return bed.add("drm", name, gpu, {"dev": f"226:{minor}"}, {**known, "DEVTYPE": "drm_minor"})
+        known["DEVTYPE"] = "drm_minor"
+        path = bed.add("drm", name, gpu, {"dev": f"226:{minor}"}, known)
+        bed.link(path, "device", "../fd000000.gpu")  # as the kernel has it
+        return path
 
     card, render = node("card0", 0), node("renderD128", 128)
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)

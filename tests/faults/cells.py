@@ -203,6 +203,7 @@ class Row:
         with self.daemon.client() as client:
             if self.fault.ends or self.fault.strike == "wrong":
                 self.daemon.ready(client, "gpu")
+                self.daemon.ready(client, "cpu")
             else:
                 with ExitStack() as stack:
                     works = [self._warm(stack, client, kind) for kind in ("gpu", "cpu")]
