@@ -45,7 +45,6 @@ from pvrd.video_seat import Seat, Way
 
 DEFAULT_SLOTS = 4
 WHY_CHARS = 300
-VIDEO_FDS = 3  # the ring's and both ends of the socket, until one is handed over
 PAUSED_S = 5.0  # after which a paused session gives up its memory and its share
 
 
@@ -82,7 +81,6 @@ class VideoSession(Session):
         self.models = models
         self.layout = layout
         self.charge = layout.ring_bytes
-        self.fds = VIDEO_FDS
         self.adapt: bool = chosen["adapt"]
         self._asked_share = self.share
         self._wishes = {key: chosen[key] for key in ("tile", "overlap", "unchanged", "precision")}
