@@ -545,9 +545,12 @@ class Lowering:
         self._likeliest(self._in(node), out, v)
         for stage in (0, 1):
             self._call("topk", [self._in(node), part, out], None, "", {"v": v, "stage": stage})
-        records = Binding(self._buffer("records", 4 * advance.STRIDE * advance.MOST, "output"))
+        kept = 4 * advance.STRIDE * advance.MOST
+        if kept > self._device.limits.max_storage_range:
+            return  # each token is a slice
+        records = Binding(self._buffer("records", kept, "output"))
         params = Binding("params", 0, 4 * PARAM_WORDS)
-        with suppress(NoKernel):  # then each token is a slice
+        with suppress(NoKernel):  # the same
             bindings = [out, params, Binding("ids"), records]
             self._add("advance", bindings, None, {}, "advance", 1)
 

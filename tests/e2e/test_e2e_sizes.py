@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from pvrd.client import Client
-from tests.e2e.conftest import ROOT, Daemon
+from tests.e2e.conftest import ROOT, Daemon, until
 
 pytestmark = pytest.mark.bus
 Start = Callable[..., Daemon]
@@ -116,11 +116,12 @@ def test_a_frame_that_would_be_late_is_interpolated(daemon: Start) -> None:
     slow = daemon({"gpu.enabled": False, "debug.faults": ["cpu:slow:100"]})
     with slow.client() as client:
         slow.ready(client, "cpu")
-        settings = {"width": 256, "height": 256, "tile": 32, "slots": 1}
+        settings = {"width": 256, "height": 256, "tile": 32, "slots": 1, "adapt": False}
         with client.open_video(settings) as video:
             for pieces in video.input(0):
                 for piece in pieces:
                     piece[:] = bytes([77]) * len(piece)
+            until(lambda: video.session.properties()["Ready"], "the session")
             # 64 tiles of 0.1 s do not fit; what is left is interpolated in time.
             video.submit(0, 0, deadline=time.monotonic_ns() + 2_000_000_000)
             while (done := video.receive()) is None:

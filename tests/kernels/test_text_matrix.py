@@ -283,7 +283,8 @@ def test_no_axis_has_more_groups_than_a_device_allows(op: str) -> None:
         x, y, z = contract.groups(push, variant)
         assert max(x, y, z) <= 65535
         if op == "matvec":
-            assert x * y * 16 * (4 if variant.rounds else 1) >= n
+            direct = "DIRECT" in variant.defines  # its workgroups go on to other rows
+            assert direct or x * y * 16 * (4 if variant.rounds else 1) >= n
         else:
             rows, tokens = tile(variant)
             assert x * rows >= n

@@ -284,7 +284,7 @@ def test_no_gpu(start: Any, callers: Any, lines: Any) -> None:
 
 
 def test_a_worker_that_never_says_hello(start: Any, callers: Any, lines: Any) -> None:
-    start({"deadlines.hello_s": 0.3}, arguments=["--dumb"])
+    start({"deadlines.hello_s": 3.0}, arguments=["--dumb"])  # the CPU worker has as long
     caller = callers()
     assert caller.get("State") == "cpu"
     got = lines(caller.generate(caller.open_text(), "x", max_tokens=3)).rest()
