@@ -33,7 +33,7 @@ PAGE = 4096
 def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """A GPU whose memory the host does not see, and for which no buffer is too small."""
     monkeypatch.setattr(recording, "LARGE", 1)
-    backend = open_gpu(force_staging=True)
+    backend = open_gpu(force_staging=True, profile="")  # profiles import no host memory
     yield backend
     backend.close()
 
@@ -166,7 +166,7 @@ def test_where_host_and_device_are_one_nothing_is_adopted(backend: Backend) -> N
 @pytest.mark.gpu
 def test_outputs_of_uncached_memory_go_to_what_was_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "LARGE", 1)
-    backend: Any = open_gpu()
+    backend: Any = open_gpu(profile="")
     plan = backend._plan
     assert backend.adopt(shared(1)) is None  # nothing would be gained
     backend._plan = replace(plan, readback=replace(plan.readback, cached=False))

@@ -26,7 +26,8 @@ def far() -> Iterator[Any]:
     """A GPU whose memory the host does not see."""
     from engine.backends.vulkan import VulkanBackend
 
-    backend = VulkanBackend(allow_software=True, force_staging=True)
+    # Profiles import no host memory.
+    backend = VulkanBackend(allow_software=True, force_staging=True, profile="")
     yield backend
     backend.close()
 
