@@ -29,7 +29,7 @@ _pvrctl() {
     esac
     local options='--bus --json --help' words=''
     case $command in
-        '') options+=' --version'; words='status devices models generate chat extract classify embed compile export upscale compare jobs top trace hold config stats shader bench doctor' ;;
+        '') options+=' --version'; words='status devices models generate chat extract classify embed compile export upscale compare camera jobs top trace hold config stats shader bench doctor' ;;
         devices) options+=' -v --verbose' ;;
         hold) options+=' --reason' ;;
         jobs) options+=' -a --all' ;;
@@ -43,6 +43,7 @@ _pvrctl() {
         compile) options+=' -o --output --weights --calibrate --profile --name --licence --explain --without --rate' ;;
         export) options+=' --mpv' ;;
         upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --debug-tiles --format --raw" ;;
+        camera) options+=" $jobs --scale --size --from --to --capture --jpeg --print" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
             case $action in
