@@ -269,6 +269,9 @@ def booted(base: Path, work: Path) -> Iterator[Container]:
                     if word.startswith("X_NSPAWN_LEADER_PID="):
                         leader = int(word.partition("=")[2])
                     ready = ready or word == "READY=1"
+            # Nobody reads what comes later (each reload says something), and a full queue would
+            # hold nspawn up for ever.
+            notify.close()
             yield Container(leader, share)
         finally:
             # Its init gone, everything in it is gone, and nspawn ends.
