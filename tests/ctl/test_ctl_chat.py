@@ -267,7 +267,11 @@ def test_a_terminal_has_history_and_survives_mistakes(fake, tmp_path: Path) -> N
     with Terminal(fake, tmp_path) as terminal:
         terminal.type("/bogus\n")
         assert "/help lists them" in terminal.until("them.\r\n")
-        terminal.type('"""\nfirst\nsecond\n"""\n')
+        terminal.until("> ")
+        for line in ('"""', "first", "second"):
+            terminal.type(f"{line}\n")
+            terminal.until(chat_input.MORE)
+        terminal.type('"""\n')
         terminal.until("first\r\nsecond held")
         terminal.until("> ")
         os.kill(terminal.process.pid, signal.SIGINT)  # drops what is typed
