@@ -13,6 +13,8 @@ VENV ?= 1
 MODELS ?= $(VENV)
 # A folder of wheels that replaces both the build and the network (make wheels fills one).
 WHEELS ?=
+# More options of pytest for check-long, such as a folder.
+LONG ?=
 # 1: uninstall removes /var/lib/pvrd, /var/cache/pvrd, the configuration and the user too.
 PURGE ?= 0
 # The system's own Python before any other: a service must not depend on one that lies in a home.
@@ -67,7 +69,7 @@ check: packages build
 
 check-long: packages build .venv/.fuzz
 	@echo 'The long tests (at most 45 minutes on two cores).'
-	$(BIN)/pytest -m long
+	$(BIN)/pytest -m long $(LONG)
 
 wheels: build
 	@tools/install/wheels '$(CURDIR)' build/wheels '$(MODELS)' $(BIN)/python
