@@ -14,12 +14,9 @@ for asyncio is pvrd/client_async.py.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
-import json
 import os
-import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -27,6 +24,7 @@ from typing import Any, Self, TypeVar
 
 from pvrd.activate import NAME, activate
 from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply, V, plain
+from pvrd.client_stream import PIECE, Lines, vectors
 from pvrd.client_video import VideoSession
 from pvrd.errors import (
     NAMES,
@@ -101,7 +99,6 @@ OPTIONS = {
     "interactive": "b",
 }
 _GONE = ("ServiceUnknown", "NameHasNoOwner", "NoServer", "Disconnected", "BadAddress", "Spawn")
-_LONGEST_LINE = 1 << 16
 RESTART_LOOK_S = 0.1  # between two looks for a daemon that is being restarted
 _ABANDON_S = 0.2  # for a call that was broken off to let go of what it holds
 _T = TypeVar("_T")
@@ -497,15 +494,7 @@ class TextSession(Session):
     def embed(self, texts: Sequence[str], settings: Mapping[str, Any]) -> list[list[float]]:
         """A vector of length 1 for each text."""
         reply = self.call("Embed", "asa{sv}", [list(texts), options(settings)])
-        fd = reply.fds.take(reply.body[0])
-        try:
-            data = array.array("f", os.pread(fd, os.fstat(fd).st_size, 0))
-        finally:
-            os.close(fd)
-        if sys.byteorder == "big":
-            data.byteswap()
-        width = len(data) // len(texts)
-        return [data[at : at + width].tolist() for at in range(0, len(data), width)]
+        return vectors(reply.fds.take(reply.body[0]), len(texts))
 
     def classify(
         self, text: str, labels: Sequence[str], settings: Mapping[str, Any]
@@ -537,7 +526,7 @@ class TextStream:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._buffer = bytearray()
+        self._lines = Lines()
 
     def close(self) -> None:
         """Closes the pipe. A second time is no error."""
@@ -563,21 +552,8 @@ class TextStream:
             self.close()
 
     def _event(self) -> dict[str, Any]:
-        while (end := self._buffer.find(b"\n")) < 0:
-            piece = os.read(self._fd, 65536) if self._fd >= 0 else b""
-            if not piece:
-                raise Internal("The daemon ended before the work was done.")
-            self._buffer += piece
-            if len(self._buffer) > _LONGEST_LINE and b"\n" not in self._buffer:
-                raise Internal("The daemon sends a line that is too long.")
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        try:
-            event = json.loads(line)
-        except ValueError as error:
-            raise Internal("The daemon sends a line that is no JSON.") from error
-        if not isinstance(event, dict):
-            raise Internal("The daemon sends a line that is no object.")
+        while (event := self._lines.event()) is None:
+            self._lines.add(os.read(self._fd, PIECE) if self._fd >= 0 else b"")
         return event
 
 

@@ -13,12 +13,9 @@ video session ends (`Internal`), since its frames lay in memory of the old one. 
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
-import json
 import os
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -37,9 +34,8 @@ from pvrd.bus import (
 )
 from pvrd.client import MANAGER, PATH, TEXT, NoDaemon, options, translate
 from pvrd.client_async_video import AsyncVideoSession
-from pvrd.errors import Internal, NoSuchSession, PvrdError, Timeout, from_name
-
-_LONGEST_LINE = 1 << 16
+from pvrd.client_stream import PIECE, Lines, vectors
+from pvrd.errors import NoSuchSession, PvrdError, Timeout, from_name
 
 
 class AsyncClient:
@@ -322,15 +318,7 @@ class AsyncTextSession:
     ) -> list[list[float]]:
         """A vector of length 1 for each text."""
         reply = await self.call("Embed", "asa{sv}", [list(texts), options(settings or {})])
-        fd = reply.fds.take(reply.body[0])
-        try:
-            data = array.array("f", os.pread(fd, os.fstat(fd).st_size, 0))
-        finally:
-            os.close(fd)
-        if sys.byteorder == "big":
-            data.byteswap()
-        width = len(data) // len(texts)
-        return [data[at : at + width].tolist() for at in range(0, len(data), width)]
+        return vectors(reply.fds.take(reply.body[0]), len(texts))
 
     async def classify(
         self, text: str, labels: Sequence[str], settings: Mapping[str, Any] | None = None
@@ -359,7 +347,7 @@ class AsyncStream:
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
-        self._buffer = bytearray()
+        self._lines = Lines()
 
     def close(self) -> None:
         """Closes the pipe. A second time is no error."""
@@ -385,21 +373,8 @@ class AsyncStream:
             self.close()
 
     async def _event(self) -> dict[str, Any]:
-        while (end := self._buffer.find(b"\n")) < 0:
-            piece = await self._read()
-            if not piece:
-                raise Internal("The daemon ended before the work was done.")
-            self._buffer += piece
-            if len(self._buffer) > _LONGEST_LINE and b"\n" not in self._buffer:
-                raise Internal("The daemon sends a line that is too long.")
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        try:
-            event = json.loads(line)
-        except ValueError as error:
-            raise Internal("The daemon sends a line that is no JSON.") from error
-        if not isinstance(event, dict):
-            raise Internal("The daemon sends a line that is no object.")
+        while (event := self._lines.event()) is None:
+            self._lines.add(await self._read())
         return event
 
     async def _read(self) -> bytes:
@@ -408,7 +383,7 @@ class AsyncStream:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(BlockingIOError):
-                return os.read(self._fd, 65536)
+                return os.read(self._fd, PIECE)
             ready: asyncio.Future[None] = loop.create_future()
             loop.add_reader(self._fd, _set, ready)
             try:

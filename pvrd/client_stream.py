@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both clients read from fds that a method answered with: events and vectors."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import sys
+from typing import Any
+
+from pvrd.errors import Internal
+
+PIECE = 65536  # bytes to read at once
+_LONGEST_LINE = 1 << 16
+
+
+class Lines:
+    """Cuts what comes through a pipe into events, one JSON object a line."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        """Takes what was read; nothing is the pipe's end.
+
+        Raises:
+            Internal: it ended without the last event, or a line is too long.
+        """
+        if not piece:
+            raise Internal("The daemon ended before the work was done.")
+        self._buffer += piece
+        if len(self._buffer) > _LONGEST_LINE and b"\n" not in self._buffer:
+            raise Internal("The daemon sends a line that is too long.")
+
+    def event(self) -> dict[str, Any] | None:
+        """The next event, None while its line is not whole.
+
+        Raises:
+            Internal: the line is none.
+        """
+        end = self._buffer.find(b"\n")
+        if end < 0:
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            raise Internal("The daemon sends a line that is no JSON.") from error
+        if not isinstance(event, dict):
+            raise Internal("The daemon sends a line that is no object.")
+        return event
+
+
+def vectors(fd: int, count: int) -> list[list[float]]:
+    """The `count` vectors (float32, little-endian) that Embed answered with; closes the fd."""
+    try:
+        data = array.array("f", os.pread(fd, os.fstat(fd).st_size, 0))
+    finally:
+        os.close(fd)
+    if sys.byteorder == "big":
+        data.byteswap()
+    width = len(data) // count
+    return [data[at : at + width].tolist() for at in range(0, len(data), width)]
