@@ -35,6 +35,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from engine.backends.vulkan.draws import create, triangle_pipeline
 from engine.bench_shaders import _bits, _Module, _string, triangle_shader
 
 WIDTH, HEIGHT = 1920, 1080
@@ -51,6 +52,10 @@ _FOREVER = 20_000_000_000
 
 class NoGraphics(SystemExit):
     """There is no device that could draw."""
+
+
+def _call(_what: str, function: Callable[..., Any], *given: Any) -> Any:
+    return function(*given)
 
 
 def layer_shader() -> bytes:
@@ -146,10 +151,7 @@ class Scene:
         self._pool = self._make(stack, "CommandPool", info)
 
     def _make(self, stack: ExitStack, what: str, info: Any) -> Any:
-        vk = self.vk
-        handle = getattr(vk, f"vkCreate{what}")(self._dev, info, None)
-        stack.callback(getattr(vk, f"vkDestroy{what}"), self._dev, handle, None)
-        return handle
+        return create(self.vk, _call, stack, self._dev, what, info)
 
     def _target(self, stack: ExitStack) -> None:
         vk, (width, height) = self.vk, self.size
@@ -211,59 +213,21 @@ class Scene:
         self._frame = self._make(stack, "Framebuffer", frame)
 
     def _pipeline(self, stack: ExitStack) -> None:
-        vk, (width, height) = self.vk, self.size
-        layout = self._make(stack, "PipelineLayout", vk.VkPipelineLayoutCreateInfo())
-        name = vk.ffi.new("char[]", b"main")
-        stages = []
-        for code, kind in (
-            (triangle_shader(), vk.VK_SHADER_STAGE_VERTEX_BIT),
-            (layer_shader(), vk.VK_SHADER_STAGE_FRAGMENT_BIT),
-        ):
-            info = vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code)
-            module = self._make(stack, "ShaderModule", info)
-            stages.append(vk.VkPipelineShaderStageCreateInfo(stage=kind, module=module, pName=name))
-        viewports = [vk.VkViewport(0, 0, width, height, 0, 1)]
-        scissors = [vk.VkRect2D(vk.VkOffset2D(0, 0), vk.VkExtent2D(width, height))]
-        one = vk.VK_BLEND_FACTOR_ONE
-        blends = [  # blended, so that a layer that others cover is drawn all the same
-            vk.VkPipelineColorBlendAttachmentState(
-                blendEnable=1,
-                srcColorBlendFactor=vk.VK_BLEND_FACTOR_SRC_ALPHA,
-                dstColorBlendFactor=vk.VK_BLEND_FACTOR_ONE_MINUS_SRC_ALPHA,
-                colorBlendOp=vk.VK_BLEND_OP_ADD,
-                srcAlphaBlendFactor=one,
-                dstAlphaBlendFactor=one,
-                alphaBlendOp=vk.VK_BLEND_OP_ADD,
-                colorWriteMask=15,
-            )
-        ]
-        vertices = vk.VkPipelineVertexInputStateCreateInfo()
-        assembly = vk.VkPipelineInputAssemblyStateCreateInfo(
-            topology=vk.VK_PRIMITIVE_TOPOLOGY_TRIANGLE_LIST
+        vk, one = self.vk, self.vk.VK_BLEND_FACTOR_ONE
+        # Blended, so that a layer that others cover is drawn all the same.
+        blend = vk.VkPipelineColorBlendAttachmentState(
+            blendEnable=1,
+            srcColorBlendFactor=vk.VK_BLEND_FACTOR_SRC_ALPHA,
+            dstColorBlendFactor=vk.VK_BLEND_FACTOR_ONE_MINUS_SRC_ALPHA,
+            colorBlendOp=vk.VK_BLEND_OP_ADD,
+            srcAlphaBlendFactor=one,
+            dstAlphaBlendFactor=one,
+            alphaBlendOp=vk.VK_BLEND_OP_ADD,
+            colorWriteMask=15,
         )
-        viewport = vk.VkPipelineViewportStateCreateInfo(pViewports=viewports, pScissors=scissors)
-        raster = vk.VkPipelineRasterizationStateCreateInfo(
-            polygonMode=vk.VK_POLYGON_MODE_FILL, cullMode=vk.VK_CULL_MODE_NONE, lineWidth=1.0
-        )
-        samples = vk.VkPipelineMultisampleStateCreateInfo(
-            rasterizationSamples=vk.VK_SAMPLE_COUNT_1_BIT
-        )
-        blend = vk.VkPipelineColorBlendStateCreateInfo(pAttachments=blends)
-        create = vk.VkGraphicsPipelineCreateInfo(
-            pStages=stages,
-            pVertexInputState=vertices,
-            pInputAssemblyState=assembly,
-            pViewportState=viewport,
-            pRasterizationState=raster,
-            pMultisampleState=samples,
-            pColorBlendState=blend,
-            layout=layout,
-            renderPass=self._pass,
-            subpass=0,
-        )
-        made = vk.vkCreateGraphicsPipelines(self._dev, None, 1, [create], None)
-        stack.callback(vk.vkDestroyPipeline, self._dev, made[0], None)
-        self._draw = made[0]
+        shaders = triangle_shader(), layer_shader()
+        where = vk, _call, stack, self._dev
+        self._draw = triangle_pipeline(*where, shaders, self.size, blend, self._pass)
 
     def _recorded(self, layers: int) -> Any:
         """A submission of a frame with so many layers."""

@@ -35,12 +35,7 @@ class Draws:
 
     def _make(self, what: str, info: Any) -> Any:
         """A handle of a kind (`Image`) that goes with the stack."""
-        vk = self._vk
-        handle = self._call(
-            f"vkCreate{what}", getattr(vk, f"vkCreate{what}"), self._dev, info, None
-        )
-        self._stack.callback(getattr(vk, f"vkDestroy{what}"), self._dev, handle, None)
-        return handle
+        return create(self._vk, self._call, self._stack, self._dev, what, info)
 
     def _make_image(self) -> Any:
         vk, dev = self._vk, self._dev
@@ -136,50 +131,13 @@ class Draws:
         return self._make("Framebuffer", info)
 
     def _make_pipeline(self, shaders: tuple[bytes, bytes]) -> Any:
-        vk, dev = self._vk, self._dev
-        layout = self._make("PipelineLayout", vk.VkPipelineLayoutCreateInfo())
-        name = vk.ffi.new("char[]", b"main")
-        kinds = (vk.VK_SHADER_STAGE_VERTEX_BIT, vk.VK_SHADER_STAGE_FRAGMENT_BIT)
-        stages = []
-        for code, kind in zip(shaders, kinds, strict=True):
-            info = vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code)
-            module = self._make("ShaderModule", info)
-            stages.append(vk.VkPipelineShaderStageCreateInfo(stage=kind, module=module, pName=name))
-        viewports = [vk.VkViewport(0, 0, self.width, 1, 0, 1)]
-        scissors = [vk.VkRect2D(vk.VkOffset2D(0, 0), vk.VkExtent2D(self.width, 1))]
-        blends = [
-            vk.VkPipelineColorBlendAttachmentState(
-                blendEnable=0, colorWriteMask=vk.VK_COLOR_COMPONENT_R_BIT
-            )
-        ]
-        vertices = vk.VkPipelineVertexInputStateCreateInfo()
-        assembly = vk.VkPipelineInputAssemblyStateCreateInfo(
-            topology=vk.VK_PRIMITIVE_TOPOLOGY_TRIANGLE_LIST
+        vk = self._vk
+        blend = vk.VkPipelineColorBlendAttachmentState(
+            blendEnable=0, colorWriteMask=vk.VK_COLOR_COMPONENT_R_BIT
         )
-        viewport = vk.VkPipelineViewportStateCreateInfo(pViewports=viewports, pScissors=scissors)
-        raster = vk.VkPipelineRasterizationStateCreateInfo(
-            polygonMode=vk.VK_POLYGON_MODE_FILL, cullMode=vk.VK_CULL_MODE_NONE, lineWidth=1.0
-        )
-        samples = vk.VkPipelineMultisampleStateCreateInfo(
-            rasterizationSamples=vk.VK_SAMPLE_COUNT_1_BIT
-        )
-        blend = vk.VkPipelineColorBlendStateCreateInfo(pAttachments=blends)
-        create = vk.VkGraphicsPipelineCreateInfo(
-            pStages=stages,
-            pVertexInputState=vertices,
-            pInputAssemblyState=assembly,
-            pViewportState=viewport,
-            pRasterizationState=raster,
-            pMultisampleState=samples,
-            pColorBlendState=blend,
-            layout=layout,
-            renderPass=self._pass,
-            subpass=0,
-        )
-        what = "vkCreateGraphicsPipelines"
-        made = self._call(what, vk.vkCreateGraphicsPipelines, dev, None, 1, [create], None)
-        self._stack.callback(vk.vkDestroyPipeline, dev, made[0], None)
-        return made[0]
+        size = self.width, 1
+        where = vk, self._call, self._stack, self._dev
+        return triangle_pipeline(*where, shaders, size, blend, self._pass)
 
     def record(self, cmd: Any, count: int, in_turn: bool, target: Any) -> None:
         """So many draws, in one render pass or, `in_turn`, in passes that wait for one another;
@@ -203,3 +161,65 @@ class Draws:
             imageExtent=vk.VkExtent3D(self.width, 1, 1),
         )
         vk.vkCmdCopyImageToBuffer(cmd, self._image, layout, target, 1, [region])
+
+
+def create(
+    vk: Any, call: Callable[..., Any], stack: ExitStack, dev: Any, what: str, info: Any
+) -> Any:
+    """A handle of a kind (`Image`) that goes with the stack."""
+    handle = call(f"vkCreate{what}", getattr(vk, f"vkCreate{what}"), dev, info, None)
+    stack.callback(getattr(vk, f"vkDestroy{what}"), dev, handle, None)
+    return handle
+
+
+def triangle_pipeline(
+    vk: Any,
+    call: Callable[..., Any],
+    stack: ExitStack,
+    dev: Any,
+    shaders: tuple[bytes, bytes],
+    size: tuple[int, int],
+    blend: Any,
+    render_pass: Any,
+) -> Any:
+    """A pipeline, which goes with the stack, that draws triangles without vertex data over a colour
+    target of `size` pixels, blended as the VkPipelineColorBlendAttachmentState says.
+    """
+    width, height = size
+    layout = create(vk, call, stack, dev, "PipelineLayout", vk.VkPipelineLayoutCreateInfo())
+    name = vk.ffi.new("char[]", b"main")
+    kinds = (vk.VK_SHADER_STAGE_VERTEX_BIT, vk.VK_SHADER_STAGE_FRAGMENT_BIT)
+    stages = []
+    for code, kind in zip(shaders, kinds, strict=True):
+        info = vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code)
+        module = create(vk, call, stack, dev, "ShaderModule", info)
+        stages.append(vk.VkPipelineShaderStageCreateInfo(stage=kind, module=module, pName=name))
+    viewports = [vk.VkViewport(0, 0, width, height, 0, 1)]
+    scissors = [vk.VkRect2D(vk.VkOffset2D(0, 0), vk.VkExtent2D(width, height))]
+    blends = [blend]
+    vertices = vk.VkPipelineVertexInputStateCreateInfo()
+    assembly = vk.VkPipelineInputAssemblyStateCreateInfo(
+        topology=vk.VK_PRIMITIVE_TOPOLOGY_TRIANGLE_LIST
+    )
+    viewport = vk.VkPipelineViewportStateCreateInfo(pViewports=viewports, pScissors=scissors)
+    raster = vk.VkPipelineRasterizationStateCreateInfo(
+        polygonMode=vk.VK_POLYGON_MODE_FILL, cullMode=vk.VK_CULL_MODE_NONE, lineWidth=1.0
+    )
+    samples = vk.VkPipelineMultisampleStateCreateInfo(rasterizationSamples=vk.VK_SAMPLE_COUNT_1_BIT)
+    blending = vk.VkPipelineColorBlendStateCreateInfo(pAttachments=blends)
+    made = vk.VkGraphicsPipelineCreateInfo(
+        pStages=stages,
+        pVertexInputState=vertices,
+        pInputAssemblyState=assembly,
+        pViewportState=viewport,
+        pRasterizationState=raster,
+        pMultisampleState=samples,
+        pColorBlendState=blending,
+        layout=layout,
+        renderPass=render_pass,
+        subpass=0,
+    )
+    what = "vkCreateGraphicsPipelines"
+    pipeline = call(what, vk.vkCreateGraphicsPipelines, dev, None, 1, [made], None)[0]
+    stack.callback(vk.vkDestroyPipeline, dev, pipeline, None)
+    return pipeline
