@@ -55,7 +55,7 @@ static inline __attribute__((always_inline)) vi pvr_kept(const vf q[4]) {
 #if defined(__AVX512BW__) || defined(__AVX2__)
     /* Saturating packs leave four bytes of each channel in a lane of 128 bits. */
     vi n[4];
-    for (int i = 0; i < 4; i++) n[i] = __builtin_convertvector(q[i], vi);
+    for (int i = 0; i < 4; i++) n[i] = pvr_truncated(q[i]);
     const __m128i turn = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 #if defined(__AVX512BW__)
     const __m512i ab = _mm512_packs_epi32((__m512i)n[0], (__m512i)n[1]);
@@ -71,7 +71,7 @@ static inline __attribute__((always_inline)) vi pvr_kept(const vf q[4]) {
     vi word = {0};
     for (int i = 0; i < 4; i++) {
         const vf held = pvr_smaller(pvr_greater(q[i], (vf){0}), (vf){0} + 255.5f);
-        word |= __builtin_convertvector(held, vi) << (8 * i);
+        word |= pvr_truncated(held) << (8 * i);
     }
     if (INT8_SHIFT) word ^= (int32_t)0x80808080;
     return word;

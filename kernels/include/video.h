@@ -53,6 +53,17 @@ static inline vf pvr_smaller(vf a, vf b) {
 #endif
 }
 
+/* The whole part of each. PVR_TRUNCATE_LANES: lane by lane, for an emulator that lacks the instruction (tools/cross). */
+static inline vi pvr_truncated(vf v) {
+#ifdef PVR_TRUNCATE_LANES
+    vi whole;
+    for (int i = 0; i < VL; i++) whole[i] = (int32_t)v[i];
+    return whole;
+#else
+    return __builtin_convertvector(v, vi);
+#endif
+}
+
 /* r where it is positive, else slope times it. */
 static inline vf pvr_prelu(vf r, float slope) {
 #if defined(__AVX512F__)
@@ -130,7 +141,7 @@ static inline size_t pvr_scatter_pairs(int bits, void *line, size_t x0, size_t n
         vi q[2];
         for (size_t b = 0; b < 2; b++) {
             const vf v = pvr_greater(*(const vf *)(phases + b * each + x), (vf){0}) + 0.5f;
-            q[b] = __builtin_convertvector(pvr_smaller(v, top), vi);
+            q[b] = pvr_truncated(pvr_smaller(v, top));
         }
         void *to = (uint8_t *)line + 2 * (x0 + x) * (bits == 8 ? 1 : 2);
         if (bits == 8) *(halves *)to = __builtin_convertvector(q[0] | q[1] << 8, halves);
