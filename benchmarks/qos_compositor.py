@@ -36,7 +36,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from engine.backends.vulkan.draws import create, triangle_pipeline
-from engine.bench_shaders import _bits, _Module, _string, triangle_shader
+from engine.bench_shaders import layer_shader, triangle_shader
 
 WIDTH, HEIGHT = 1920, 1080
 SMALL = 256, 144  # of a software device
@@ -56,40 +56,6 @@ class NoGraphics(SystemExit):
 
 def _call(_what: str, function: Callable[..., Any], *given: Any) -> Any:
     return function(*given)
-
-
-def layer_shader() -> bytes:
-    """A fragment shader: STEPS dependent multiply-adds on where the pixel lies; a faint grey."""
-    m = _Module()
-    main, place, colour, ext = (m.id() for _ in range(4))
-    m.put(17, 1)
-    m.put(11, ext, *_string("GLSL.std.450"))
-    m.put(14, 0, 1)
-    m.put(15, 4, main, *_string("main"), place, colour)  # EntryPoint Fragment
-    m.put(16, main, 7)  # OriginUpperLeft
-    m.put(71, place, 11, 15)  # BuiltIn FragCoord
-    m.put(71, colour, 30, 0)  # Location
-    void = m.type(19)
-    function = m.type(33, void)
-    real = m.type(22, 32)
-    vec4 = m.type(23, real, 4)
-    in_p, out_p = m.type(32, 1, vec4), m.type(32, 3, vec4)
-    m.put(59, in_p, place, 1)
-    m.put(59, out_p, colour, 3)
-
-    def splat(value: float) -> int:
-        return m.make(44, vec4, *[m.make(43, real, _bits(value))] * 4)
-
-    near, little, scale = splat(0.999), splat(1e-3), splat(1e-4)
-    m.put(54, void, main, 0, function)
-    m.put(248, m.id())
-    value = m.make(133, vec4, m.make(61, vec4, place), scale)  # FMul
-    for _ in range(STEPS):
-        value = m.make(12, vec4, ext, 50, value, near, little)  # Fma
-    m.put(62, colour, value)
-    m.put(253)
-    m.put(56)
-    return m.code()
 
 
 class Scene:
@@ -225,7 +191,7 @@ class Scene:
             alphaBlendOp=vk.VK_BLEND_OP_ADD,
             colorWriteMask=15,
         )
-        shaders = triangle_shader(), layer_shader()
+        shaders = triangle_shader(), layer_shader(STEPS)
         where = vk, _call, stack, self._dev
         self._draw = triangle_pipeline(*where, shaders, self.size, blend, self._pass)
 

@@ -173,12 +173,26 @@ def triangle_shader() -> bytes:
     return m.code()
 
 
-def column_shader() -> bytes:
-    """A fragment shader: a pixel is the number of its column."""
-    m = _Module()
-    main, place, colour = (m.id() for _ in range(3))
-    m.put(17, 1)
-    m.put(14, 0, 1)
+@dataclass(frozen=True)
+class _Fragment:
+    """Ids of what a fragment shader has before its code."""
+
+    main: int
+    place: int
+    colour: int
+    ext: int
+    void: int
+    function: int
+    real: int
+    vec4: int
+
+
+def _fragment(m: _Module, components: int) -> _Fragment:
+    """It knows where its pixel lies and writes so many numbers to location 0."""
+    main, place, colour, ext = (m.id() for _ in range(4))
+    m.put(17, 1)  # Capability Shader
+    m.put(11, ext, *_string("GLSL.std.450"))
+    m.put(14, 0, 1)  # MemoryModel Logical GLSL450
     m.put(15, 4, main, *_string("main"), place, colour)  # EntryPoint Fragment
     m.put(16, main, 7)  # OriginUpperLeft
     m.put(71, place, 11, 15)  # BuiltIn FragCoord
@@ -187,14 +201,42 @@ def column_shader() -> bytes:
     function = m.type(33, void)
     real = m.type(22, 32)
     vec4 = m.type(23, real, 4)
-    in_p, out_p = m.type(32, 1, vec4), m.type(32, 3, real)
+    written = real if components == 1 else vec4
+    in_p, out_p = m.type(32, 1, vec4), m.type(32, 3, written)
     m.put(59, in_p, place, 1)
     m.put(59, out_p, colour, 3)
-    half = m.make(43, real, _bits(0.5))
-    m.put(54, void, main, 0, function)
+    return _Fragment(main, place, colour, ext, void, function, real, vec4)
+
+
+def column_shader() -> bytes:
+    """A fragment shader: a pixel is the number of its column."""
+    m = _Module()
+    f = _fragment(m, 1)
+    half = m.make(43, f.real, _bits(0.5))
+    m.put(54, f.void, f.main, 0, f.function)
     m.put(248, m.id())
-    x = m.make(81, real, m.make(61, vec4, place), 0)
-    m.put(62, colour, m.make(131, real, x, half))  # FSub
+    x = m.make(81, f.real, m.make(61, f.vec4, f.place), 0)
+    m.put(62, f.colour, m.make(131, f.real, x, half))  # FSub
+    m.put(253)
+    m.put(56)
+    return m.code()
+
+
+def layer_shader(steps: int) -> bytes:
+    """A fragment shader: `steps` dependent multiply-adds on where the pixel lies; a faint grey."""
+    m = _Module()
+    f = _fragment(m, 4)
+
+    def splat(value: float) -> int:
+        return m.make(44, f.vec4, *[m.make(43, f.real, _bits(value))] * 4)
+
+    near, little, scale = splat(0.999), splat(1e-3), splat(1e-4)
+    m.put(54, f.void, f.main, 0, f.function)
+    m.put(248, m.id())
+    value = m.make(133, f.vec4, m.make(61, f.vec4, f.place), scale)  # FMul
+    for _ in range(steps):
+        value = m.make(12, f.vec4, f.ext, 50, value, near, little)  # Fma
+    m.put(62, f.colour, value)
     m.put(253)
     m.put(56)
     return m.code()

@@ -124,9 +124,10 @@ def test_rates_of_the_cpu(cpu: Backend) -> None:
     assert rates.clock == "wall"
 
 
-@pytest.mark.parametrize("name", ["fma", "index", "copy", "triangle", "column"])
+@pytest.mark.parametrize("name", ["fma", "index", "copy", "triangle", "column", "layer"])
 def test_the_shaders_of_the_measurement_are_valid(tmp_path: Path, name: str) -> None:
-    code = getattr(bench_shaders, f"{name}_shader")()
+    steps = {"layer": [32]}.get(name, [])
+    code = getattr(bench_shaders, f"{name}_shader")(*steps)
     (tmp_path / "a.spv").write_bytes(code)
     build_spirv._run("spirv-val", "--target-env", build_spirv.TARGET, str(tmp_path / "a.spv"))
     if name in ("fma", "index"):

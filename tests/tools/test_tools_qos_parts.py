@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import itertools
-import struct
 from typing import Any
 
 import pytest
 
 from benchmarks import qos_compositor, qos_days, qos_gpu
-from benchmarks.qos_compositor import Beat, Scene, calibrate, layer_shader
+from benchmarks.qos_compositor import Beat, Scene, calibrate
 
 
 @pytest.mark.parametrize("budget", [1.0, 6.0, 10.8])
@@ -55,12 +54,6 @@ def test_what_video_got_done() -> None:
     done = qos_gpu.Beside(1.0, {"sent": 50, "in_time": 40, "lower": 10})
     assert (done.in_time, done.own) == (80.0, 60.0)
     assert qos_gpu.Beside(1.0, {}).in_time == 0.0
-
-
-def test_the_shader_is_made_of_words() -> None:
-    code = layer_shader()
-    assert not len(code) % 4
-    assert struct.unpack("<I", code[:4]) == (0x07230203,)
 
 
 @pytest.mark.gpu
