@@ -15,6 +15,7 @@ from pvrd.http import token
 
 PORT = 8642
 LOOPBACK = ("127.0.0.1", "::1")
+GRACE_S = 5.0  # how long answers may go on once the program is to end
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -67,6 +68,7 @@ async def _serve(args: argparse.Namespace, secret: str) -> int:
         import uvicorn
 
         from pvrd.http.app import application
+        from pvrd.http.server import Server
     except ImportError as error:
         missing = error.name or "starlette"
         raise StartError(f"{missing} is not installed; pip install 'pvrd[http]'") from error
@@ -95,9 +97,8 @@ async def _serve(args: argparse.Namespace, secret: str) -> int:
                 server_header=False,
                 lifespan="on",
                 ws="none",
-                timeout_graceful_shutdown=5,
             )
-            await uvicorn.Server(config).serve(sockets=[sock])
+            await Server(config, GRACE_S).serve(sockets=[sock])
     return 0
 
 
