@@ -215,7 +215,7 @@ def _gpu_copy(backend: VulkanBackend, budget_s: float) -> float:
             return wall if found is None else found
 
         def dispatching(times: int) -> float:
-            device.record(command, [call] * times)
+            api.record(command, [call] * times)
             return timed(device.submission([command], timed=True))
 
         def commanding(times: int) -> float:
@@ -245,7 +245,7 @@ def fma(backend: VulkanBackend, budget_s: float) -> tuple[float, float]:
         while True:
             command = device.commands(stack, 1)[0]
             call = api.Dispatch(pipeline, layout, sets[0], b"", (groups, 1, 1), False)
-            device.record(command, [call])
+            api.record(command, [call])
             submission = device.submission([command], timed=True)
 
             def run(submission: object = submission) -> float:
@@ -314,7 +314,7 @@ def draws(backend: VulkanBackend, budget_s: float) -> Starts | None:
 
         def dispatching(count: int, in_turn: bool) -> object:
             call = api.Dispatch(pipeline, layout, sets[0], b"", (_ROW // 32, 1, 1), in_turn)
-            device.record(command, [call] * count)
+            api.record(command, [call] * count)
             return device.submission([command], timed=True)
 
         def cost(submission: Callable[[int, bool], object], in_turn: bool) -> float:

@@ -78,9 +78,9 @@ class Faults:
             self.on = False
             signal.signal(signal.SIGUSR2, self._toggle)
         if {"vk_lost", "vk_memory"} & set(self.at):
-            from engine.backends.vulkan import api
+            from engine.backends.vulkan.api import binding
 
-            api.planned = self.answer
+            binding.planned = self.answer
 
     def _toggle(self, _number: int, _frame: Any) -> None:
         self.on = not self.on

@@ -307,7 +307,7 @@ class VulkanBackend:
         """Buffers in memory of a use: those of MemoryPlan, or `apart`, which is not mapped."""
         kind: MemoryType = getattr(self._plan, "device" if use == "apart" else use)
         mapped = use != "apart" and (use != "device" or self._plan.unified)
-        return self._device.place(stack, sizes, kind, mapped)
+        return self._device.memory.place(stack, sizes, kind, mapped)
 
     def _stage(self) -> tuple[api.Placed, Array]:
         if self._staging is None:

@@ -207,7 +207,7 @@ class Ferry:
             else:
                 number = len(self._slots)
                 self._slots += self._backend._device.commands(self.stack, 1)
-            self._backend._device.carry(self._slots[number], copies, up)
+            api.carry(self._slots[number], copies, up)
             known = number, copies
         else:
             del self._known[key]

@@ -179,7 +179,7 @@ class VulkanExecutable:
                 )
                 for plan in some
             ]
-            device.record(cmd, self._dispatches[name])
+            api.record(cmd, self._dispatches[name])
         return dict(zip(plans, commands, strict=True))
 
     def _fit(self, call: Call) -> None:
@@ -379,7 +379,7 @@ class VulkanExecutable:
                 dispatches = self._dispatches[name]
                 commands = self._backend._device.commands(stack, len(dispatches))
                 for cmd, dispatch in zip(commands, dispatches, strict=True):
-                    self._backend._device.record(cmd, [dispatch])
+                    api.record(cmd, [dispatch])
                 self._singles[name] = commands
                 self._stack.push(stack.pop_all())
         return self._singles[name]

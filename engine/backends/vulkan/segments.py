@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from engine.backends.vulkan import api
+
 Paced = Callable[[tuple[str, int, int], Callable[[], None]], None]
 
 
@@ -32,10 +34,9 @@ class Segments:
             calls = exe._dispatches[name]
             count = max(1, min(count, len(calls)))
             ends = [len(calls) * i // count for i in range(count + 1)]
-            device = exe._backend._device
-            commands = device.commands(exe._stack, count)
+            commands = exe._backend._device.commands(exe._stack, count)
             for cmd, begin, end in zip(commands, ends[:-1], ends[1:], strict=True):
-                device.record(cmd, calls[begin:end])
+                api.record(cmd, calls[begin:end])
             self._parts[key] = commands
         return self._parts[key]
 

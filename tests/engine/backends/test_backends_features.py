@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.backends.vulkan import api, features
+from engine.backends.vulkan.api import device as opening
 from engine.errors import PvrError
 
 HALVES = {"MSize": 16, "NSize": 16, "KSize": 16, "AType": 0, "BType": 0, "CType": 1}
@@ -149,8 +150,8 @@ def test_the_queue_is_low_where_the_driver_lets_it(
 
     paper.vkCreateDevice = create  # type: ignore[attr-defined]
     paper.VK_QUEUE_GLOBAL_PRIORITY_LOW_KHR = 128  # type: ignore[attr-defined]
-    monkeypatch.setattr(api, "vk", paper)
-    monkeypatch.setattr(api, "_call", _call)
+    monkeypatch.setattr(opening, "vk", paper)
+    monkeypatch.setattr(opening, "call", _call)
     device = api.Device.__new__(api.Device)
     device.info = Namespace(features=frozenset())  # type: ignore[assignment]
     device.low = False
