@@ -85,7 +85,7 @@ def listing(core: Core, uid: int | None) -> list[dict[str, Variant]]:
 
 
 def _job(job: Job, supervisor: Supervisor, now: float) -> dict[str, Variant]:
-    position = supervisor.position(job.device, job.ticket) if job.ticket else 0
+    position = supervisor.places.position(job.device, job.ticket) if job.ticket else 0
     return _typed(
         session=job.session, job=job.id, kind=job.kind, model=job.model, device=job.device,
         priority=job.priority, share=job.share, state=job.state, position=position,

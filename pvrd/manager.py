@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pvrd import (
     __version__,
+    adding,
     config,
     diagnostics,
     fds,
@@ -23,31 +24,24 @@ from pvrd import (
     trace,
 )
 from pvrd.bus import Call, V, Variant, plain, variant
-from pvrd.core import Core, report
+from pvrd.core import Core
 from pvrd.enlarge import check_sides, family, out_size, smaller
 from pvrd.errors import (
-    BadModel,
     Busy,
-    Cancelled,
     InvalidArgument,
     PvrdError,
     QuotaExceeded,
-    ShuttingDown,
 )
 from pvrd.models import check_name, describe
 from pvrd.objects import ROOT, Answer, Object, method, prop
 from pvrd.pictures import PictureJob
 from pvrd.reports import Activity, Reports
-from pvrd.stream import LineStream
-from pvrd.supervisor import MAX_KILLS
 from pvrd.text_session import TextSession
 from pvrd.video_session import VideoSession, plan
-from pvrd.worker import WorkerLost
 from pvrd.workers import protocol
 
 FREE_PRIORITY = 11
 VIDEO_FDS = 3  # of a session: the ring's, and both ends of the socket until one is handed over
-MODEL_FDS = 3  # the caller's, a copy's and a pipe's
 SENSORS_S = 2.0  # for reading them; then their last values do
 _TYPES = {"size": "t", "added": "t", "removable": "b", "default": "b"}
 _KINDS = {"bool": "b", "int": "t", "float": "d", "str": "s", "strs": "as"}
@@ -65,7 +59,7 @@ class Manager(Object):
         self._bus = bus
         self._configured = configured
         self._told: dict[str, Any] = {}
-        self.activity = Activity(self._works, lambda: core.supervisor.running() > 0)
+        self.activity = Activity(self._works, lambda: core.supervisor.places.running() > 0)
         for worker in core.supervisor.workers:
             worker.on_work = self.activity.touch
         self.reports = Reports(
@@ -204,7 +198,7 @@ class Manager(Object):
         core.supervisor.check_device(chosen["device"])
         await self._allow_priority(call, chosen["priority"])
         uid = await core.peers.uid(call.sender)
-        core.supervisor.admit(core.peers.usage(uid).jobs)
+        core.supervisor.places.admit(core.peers.usage(uid).jobs)
         self._check_share(chosen["share"])
         job = PictureJob(core, uid, models, chosen)
         try:
@@ -239,82 +233,7 @@ class Manager(Object):
         asks = call.interactive or chosen["interactive"]
         with core.peers.fds(uid, len(call.fds)):  # a dialog can take minutes
             await core.polkit.check(call.sender, uid, polkit.MODELS, asks)
-        fd = _take(call, index)
-        if not chosen["stream"]:
-            try:
-                details = await self._add(fd, uid, name, chosen, lambda done, total: None)
-            finally:
-                os.close(fd)
-            return Answer([_added(details)])
-        try:
-            task: asyncio.Task[None] | None = None
-            slow_s = core.config.number("limits.slow_reader_s")
-
-            def gone() -> None:
-                if task is not None:
-                    task.cancel()
-
-            stream = LineStream(slow_s, gone)
-        except BaseException:
-            os.close(fd)
-            raise
-        reader, stream.reader = stream.reader, -1
-        task = core.task(self._add_streaming(fd, uid, name, chosen, stream))
-        return Answer([{"progress": V("h", 0)}], [reader])
-
-    async def _add_streaming(
-        self, fd: int, uid: int, name: str, chosen: dict[str, Any], stream: LineStream
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        last: tuple[str, Mapping[str, Any]]
-
-        def progress(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(
-                stream.write_if_room, "progress", {"done": done, "total": total}
-            )
-
-        try:
-            try:
-                details = await self._add(fd, uid, name, chosen, progress)
-                last = ("end", plain(_added(details)))
-            except asyncio.CancelledError:
-                gone = Cancelled("the reader went away")
-                error: PvrdError = ShuttingDown("pvrd is ending") if self._core.closing else gone
-                last = ("error", {"error": error.name, "message": str(error)})
-            except Exception as e:
-                error = report(e)
-                last = ("error", {"error": error.name, "message": str(error)[:400]})
-            stream.write(*last)
-            await stream.finish()
-        finally:
-            stream.close()
-            os.close(fd)
-
-    async def _add(
-        self,
-        fd: int,
-        uid: int,
-        name: str,
-        chosen: dict[str, Any],
-        progress: Callable[[int, int], None],
-    ) -> dict[str, Any]:
-        core = self._core
-
-        async def inspect(target: int) -> dict[str, Any]:
-            job = f"j{core.next_number()}"
-            for _ in range(MAX_KILLS):
-                worker = await core.supervisor.choose("cpu")
-                try:
-                    with worker.route("job", job) as inbox:
-                        worker.send({"t": "inspect", "job": job}, [target])
-                        info = (await inbox.expect("inspected")).get("info")
-                    return info if isinstance(info, dict) else {}
-                except WorkerLost:
-                    continue
-            raise BadModel(f"{MAX_KILLS} workers ended while they looked at the file")
-
-        with core.peers.job(uid, MODEL_FDS):
-            return await core.store.add(fd, name, chosen, inspect, progress)
+        return await adding.add(core, _take(call, index), uid, name, chosen)
 
     @method("RemoveModel", "name:s", timeout=None)
     async def remove_model(self, call: Call, name: str) -> None:
@@ -385,7 +304,7 @@ class Manager(Object):
             await asyncio.wait_for(core.sensors.refresh(), SENSORS_S)
         reported = await asyncio.gather(*(worker.stats(1.0) for worker in supervisor.workers))
         out = stats.typed(
-            core.stats, len(core.sessions), supervisor.running(), supervisor.waiting()
+            core.stats, len(core.sessions), supervisor.places.running(), supervisor.places.waiting()
         )
         for worker, numbers in zip(supervisor.workers, reported, strict=True):
             out[worker.kind] = stats.worker_typed(worker, numbers)
@@ -433,10 +352,3 @@ def _take(call: Call, index: int) -> int:
         return call.fds.take(index)
     except IndexError:
         raise InvalidArgument("the message came without its file descriptor") from None
-
-
-def _added(details: Mapping[str, Any]) -> dict[str, Variant]:
-    return {
-        key: V("t", details[key]) if key == "size" else variant(str(details[key]))
-        for key in ("name", "kind", "size", "sha256", "arch")
-    }

@@ -41,7 +41,7 @@ async def ask(
     """
     core = session.core
     core.check_open()
-    core.supervisor.admit(core.peers.usage(session.uid).jobs)
+    core.supervisor.places.admit(core.peers.usage(session.uid).jobs)
     core.supervisor.check_device(session.choice)
     job = f"j{core.next_number()}"
     data = json.dumps(asked).encode()

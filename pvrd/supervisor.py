@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from pvrd.config import WORKER_KEYS, Config, changed
-from pvrd.errors import Busy, DeviceLost, OutOfMemory, ShuttingDown
+from pvrd.errors import DeviceLost, OutOfMemory, ShuttingDown
 from pvrd.governor import Decision
 from pvrd.jobs import Job
 from pvrd.models import Model
+from pvrd.places import PlaceLost, Places
 from pvrd.worker import Worker, WorkerLost, WorkerReleased
 
-JOBS_A_WORKER = 8  # running together; the worker gives them slices in turn
 CPU_SLICE_MS = 20.0
 MAX_KILLS = 3
 CHOOSE_S = 90.0  # more than the longest back-off
@@ -27,7 +26,6 @@ IDLE = "it had nothing to do; the next job starts it"
 FALL_BACK = (OutOfMemory, DeviceLost)  # of the GPU: the CPU may still do it
 
 _T = TypeVar("_T")
-_Waiter = tuple[int, int, asyncio.Future[None]]  # -priority, number of coming
 
 
 def orders(decision: Decision, kind: str) -> dict[str, Any]:
@@ -44,10 +42,6 @@ def orders(decision: Decision, kind: str) -> dict[str, Any]:
     }
 
 
-class PlaceLost(WorkerLost):
-    """The worker went away before the job began there."""
-
-
 class Supervisor:
     """Owns the workers. `on_change` is called when a worker's state, a loading or the governor's
     decision changes.
@@ -60,9 +54,7 @@ class Supervisor:
         self.gpu = Worker("gpu", config, cache, self._changed)
         self.cpu = Worker("cpu", config, cache, self._changed)
         self.workers = (self.gpu, self.cpu)
-        self._running: Counter[str] = Counter()
-        self._waiting: dict[str, list[_Waiter]] = {"gpu": [], "cpu": []}
-        self._number = 0
+        self.places = Places(lambda: self.config.whole("limits.queue"))
         self._uses: Counter[str] = Counter()
         self._idle: dict[str, asyncio.TimerHandle] = {}
         self._rests: dict[str, asyncio.TimerHandle] = {}  # by worker: when to see if it is idle
@@ -163,7 +155,7 @@ class Supervisor:
 
     def _idle_yet(self, worker: Worker) -> None:
         left = worker.used_at + self.config.number("workers.idle_s") - time.monotonic()
-        if worker.state != "ready" or worker.occupied or self._running[worker.kind]:
+        if worker.state != "ready" or worker.occupied or self.places.running(worker.kind):
             self._look_idle(worker)
         elif left > 0:
             self._look_idle(worker, left)
@@ -278,117 +270,34 @@ class Supervisor:
         Raises:
             DeviceLost: no device, or the job ended MAX_KILLS workers. Else what the body raises.
         """
-        self.use(model)
-        try:
-            return await self._attempt(device, model, priority, body, moved, job)
-        finally:
-            self.release(model)
-
-    async def _attempt(
-        self,
-        device: str,
-        model: Model,
-        priority: int,
-        body: Callable[[Worker], Awaitable[_T]],
-        moved: Callable[[str], None],
-        job: Job | None,
-    ) -> _T:
         kills = 0
-        while True:
-            worker = await self.choose(device)
-            try:
-                async with self.place(worker, priority, job):
-                    if job is not None:
-                        job.at("loading", worker.kind)
-                    await self.load(worker, model)
-                    if job is not None:
-                        job.at("running", worker.kind)
-                    return await body(worker)
-            except PlaceLost:
-                continue
-            except WorkerReleased as e:
-                if self.stopping:
-                    raise ShuttingDown("pvrd is ending") from None
-                moved(str(e))
-            except FALL_BACK as e:
-                gone = self.cpu.state in ("absent", "disabled")
-                if device != "auto" or worker is not self.gpu or gone:
-                    raise  # a CPU worker that is being restarted is worth the wait
-                device = "cpu"
-                moved(f"{e.name}: {e}")
-            except WorkerLost as e:
-                kills += 1
-                if self.stopping:
-                    raise ShuttingDown("pvrd is ending") from None
-                if kills >= MAX_KILLS:
-                    text = f"{kills} workers ended under this job, the last: {e}"
-                    raise DeviceLost(text) from None
-                moved(str(e))
-
-    def waiting(self) -> int:
-        """Jobs that wait for a place."""
-        queues = self._waiting.values()
-        return sum(1 for queue in queues for _, _, future in queue if not future.done())
-
-    def running(self) -> int:
-        """Jobs that have a place."""
-        return sum(self._running.values())
-
-    @contextlib.asynccontextmanager
-    async def place(
-        self, worker: Worker, priority: int, job: Job | None = None
-    ) -> AsyncIterator[None]:
-        """A place among the jobs that run in the worker; in the order of priority, then of coming.
-
-        Raises:
-            PlaceLost: the worker went away while the job waited.
-        """
-        generation = worker.generation
-        while self._running[worker.kind] >= JOBS_A_WORKER:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._number += 1
-            heapq.heappush(self._waiting[worker.kind], (-priority, self._number, future))
-            if job is not None:
-                job.at("waiting", worker.kind, self._number)
-            try:
-                await future
-            except asyncio.CancelledError:
-                if future.done() and not future.cancelled():
-                    self._wake(worker.kind)
-                raise
-            if worker.generation != generation or worker.state != "ready":
-                self._wake(worker.kind)
-                raise PlaceLost("the worker changed while the job waited")
-        self._running[worker.kind] += 1
-        try:
-            yield
-        finally:
-            self._running[worker.kind] -= 1
-            self._wake(worker.kind)
-
-    def position(self, kind: str, number: int) -> int:
-        """Where in its queue a job waits that came as this number, from 1; 0: it does not."""
-        queue = sorted(w for w in self._waiting.get(kind, ()) if not w[2].done())
-        return next((i for i, waiter in enumerate(queue, 1) if waiter[1] == number), 0)
-
-    def _wake(self, kind: str) -> None:
-        while self._waiting[kind]:
-            _, _, future = heapq.heappop(self._waiting[kind])
-            if not future.done():
-                future.set_result(None)
-                return
-
-    def admit(self, waiting_of_user: int) -> None:
-        """Raises Busy when the user has as many jobs as limits.queue: a further one would have to
-        wait, and the message says at which position.
-        """
-        most = self.config.whole("limits.queue")
-        if waiting_of_user >= most:
-            raise Busy(
-                f"{waiting_of_user} jobs of yours run or wait already, limits.queue is {most}; "
-                f"another one would be at position {self.waiting() + 1} of the queue, "
-                f"{self.running()} jobs run"
-            )
+        with self._using(model):
+            while True:
+                worker = await self.choose(device)
+                try:
+                    async with self.places.place(worker, priority, job):
+                        if job is not None:
+                            job.at("loading", worker.kind)
+                        await self.load(worker, model)
+                        if job is not None:
+                            job.at("running", worker.kind)
+                        return await body(worker)
+                except PlaceLost:
+                    continue
+                except FALL_BACK as e:
+                    gone = self.cpu.state in ("absent", "disabled")
+                    if device != "auto" or worker is not self.gpu or gone:
+                        raise  # a CPU worker that is being restarted is worth the wait
+                    device = "cpu"
+                    moved(f"{e.name}: {e}")
+                except WorkerLost as e:
+                    if self.stopping:
+                        raise ShuttingDown("pvrd is ending") from None
+                    kills += not isinstance(e, WorkerReleased)
+                    if kills >= MAX_KILLS:
+                        text = f"{kills} workers ended under this job, the last: {e}"
+                        raise DeviceLost(text) from None
+                    moved(str(e))
 
     # -- models
 
@@ -406,6 +315,14 @@ class Supervisor:
             info = await worker.load(model)
         self._expire(model.key)
         return info
+
+    @contextlib.contextmanager
+    def _using(self, model: Model) -> Iterator[None]:
+        self.use(model)
+        try:
+            yield
+        finally:
+            self.release(model)
 
     def use(self, model: Model) -> None:
         """The model is needed; until release() it stays loaded."""

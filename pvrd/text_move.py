@@ -18,7 +18,7 @@ from pvrd import fds
 from pvrd.errors import PvrdError
 from pvrd.inbox import WorkerLost
 from pvrd.models import Model
-from pvrd.supervisor import PlaceLost
+from pvrd.places import PlaceLost
 
 if TYPE_CHECKING:
     from pvrd.core import Core

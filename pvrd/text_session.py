@@ -106,7 +106,7 @@ class TextSession(Session):
             settings["seed"] = secrets.randbits(32)
         if self.job is not None:
             raise Busy("this session writes already; one job at a time, position 1 in its queue")
-        core.supervisor.admit(core.peers.usage(self.uid).jobs)
+        core.supervisor.places.admit(core.peers.usage(self.uid).jobs)
         core.supervisor.check_device(self.choice)
         settings.update(priority=self.priority, share=self.share)
         settings.update(context=self.context, kv=self.kv)
@@ -121,7 +121,7 @@ class TextSession(Session):
         """Tokens of the text as it stands."""
         core = self.core
         core.check_open()
-        core.supervisor.admit(core.peers.usage(self.uid).jobs)
+        core.supervisor.places.admit(core.peers.usage(self.uid).jobs)
         data = text.encode("utf-8", "replace")
         job = f"j{core.next_number()}"
         message: dict[str, Any] = {"t": "count", "job": job, "model": self.model.key}

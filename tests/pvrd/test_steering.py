@@ -138,16 +138,16 @@ def test_a_kernel_is_blamed_for_a_gpu_that_hung_and_for_no_other_end(play: Any) 
             found: dict[str, Any] = gpu._hello()["config"]["previous"]
             return found
 
-        gpu._trying = "conv.base"
+        gpu._past.trying = "conv.base"
         hold = stage.holds.add("a game", 1000, ":1.1")
         await stage.until(lambda: gpu.state == "asleep")
         os.close(hold)
         assert await previous() == {"spared": True, "ended_by": {}}
-        gpu._trying = "conv.base"
+        gpu._past.trying = "conv.base"
         stage.tell("remove")
         stage.tell("add")
         assert await previous() == {"spared": True, "ended_by": {}}
-        gpu._trying = "conv.base"
+        gpu._past.trying = "conv.base"
         stage.tell("wedged")
         found = await previous()
         assert "hung" in found["how"]

@@ -10,6 +10,7 @@ import pytest
 
 from pvrd.config import KEYS, Config
 from pvrd.worker import Worker
+from pvrd.worker_pulse import Pulse
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -22,8 +23,9 @@ def test_a_watch_that_is_stirred_while_it_is_cancelled_ends(turns: int) -> None:
         config = Config({key: rule.default for key, rule in KEYS.items()})
         worker = Worker("cpu", config, "", lambda: None)
         link: Any = object()
-        worker._link, worker._greeted = link, True
-        worker._heard = asyncio.get_running_loop().time()
+        worker._link = link
+        worker._pulse = Pulse(asyncio.get_running_loop().time())
+        worker._pulse.greeted = True
         watch = asyncio.create_task(worker._watch(link))
         for _ in range(3):
             await asyncio.sleep(0)

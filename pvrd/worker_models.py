@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models in one worker's memory, and those on their way there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pvrd.errors import from_name
+from pvrd.inbox import WorkerLost
+from pvrd.models import COMPILED, Model
+
+Send = Callable[[Mapping[str, Any], Sequence[int]], None]
+
+
+@dataclass
+class Loading:
+    """A model in a worker."""
+
+    model: Model
+    future: asyncio.Future[dict[str, Any]]
+    progress: float = 0.0
+
+
+class Loadings(dict[str, Loading]):
+    """By the models' keys."""
+
+    @property
+    def under_way(self) -> bool:
+        """Is the worker loading one?"""
+        return any(not loading.future.done() for loading in self.values())
+
+    def begin(self, model: Model, cache: str, send: Send) -> Loading:
+        """Has the worker load a model; `cache` is the folder for what it compiles."""
+        loading = Loading(model, asyncio.get_running_loop().create_future())
+        fd = model.open()
+        try:
+            self[model.key] = loading
+            compiled = model.path.suffix == COMPILED
+            send(
+                {
+                    "t": "load", "model": model.key, "name": model.name, "kind": model.kind,
+                    "cache": "" if compiled else f"{cache}/{model.key}{COMPILED}",
+                    "force": False, "narrow": model.narrow,
+                },
+                [fd],
+            )  # fmt: skip
+        finally:
+            os.close(fd)
+        return loading
+
+    def told(self, message: Mapping[str, Any]) -> None:
+        """The worker says how far it is (progress), what it has (loaded), or why not (error)."""
+        key = str(message.get("model"))
+        loading = self.get(key)
+        if message["t"] == "error":
+            self.pop(key, None)
+        if loading is None or loading.future.done():
+            return
+        if message["t"] == "loaded":
+            loading.progress = 1.0
+            info = message.get("info")
+            loading.future.set_result(info if isinstance(info, dict) else {})
+        elif message["t"] == "error":
+            _fail(loading, from_name(message.get("error"), message.get("message", "")))
+        else:
+            with contextlib.suppress(TypeError, ValueError):
+                loading.progress = min(1.0, max(0.0, float(message.get("value", 0.0))))
+
+    def lose(self, lost: WorkerLost) -> None:
+        """The worker is gone, and so are they."""
+        for loading in self.values():
+            if not loading.future.done():
+                _fail(loading, lost)
+        self.clear()
+
+
+def _fail(loading: Loading, error: Exception) -> None:
+    loading.future.set_exception(error)
+    loading.future.exception()  # nobody may be waiting
