@@ -34,35 +34,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from engine.errors import BadModel
+from engine.forms import FORMS, misfit
 
 Attr = int | float | bool | str
-
-# Checked when a compiled model is opened.
-OPS = frozenset(
-    {
-        "lookup",
-        "rms_norm",
-        "linear",
-        "bias",
-        "head_norm",
-        "rope",
-        "attention",
-        "qk_norm",
-        "rope_kv",
-        "attend",
-        "silu",
-        "gelu",
-        "mul",
-        "add",
-        "swiglu",
-        "route",
-        "expert_linear",
-        "expert_sum",
-        "row_gate",
-        "softcap",
-        "topk",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -125,7 +99,7 @@ class Node:
             BadModel: it is missing or something else.
         """
         value = self.attrs.get(key)
-        if not isinstance(value, int):
+        if type(value) is not int:
             raise BadModel(f"The graph's node {self.name} lacks {key}.")
         return value
 
@@ -169,13 +143,16 @@ class Graph:
         """This graph, when it holds together.
 
         Raises:
-            BadModel: an unknown operation or weight, a value that is read before it is written or
-                written twice.
+            BadModel: an unknown operation or weight, a node that lacks what its operation has
+                (engine/forms.py), a value that is read before it is written or written twice.
         """
         known = {"ids"}
         for node in self.nodes:
-            if node.op not in OPS:
+            if node.op not in FORMS:
                 raise BadModel(f"The graph has an unknown operation {node.op!r}.")
+            wrong = misfit(node.op, len(node.inputs), len(node.weights), node.attrs)
+            if wrong:
+                raise BadModel(f"The graph's node {node.name} {wrong}.")
             if missing := [v for v in node.inputs if v not in known]:
                 raise BadModel(f"The graph's node {node.name} reads {missing[0]!r} too early.")
             if lost := [w for w in node.weights if w not in self.weights]:

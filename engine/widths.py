@@ -8,15 +8,17 @@ passes leave.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from engine.errors import BadModel
+from engine.forms import MAX_WIDTH
 from engine.graph import Graph, Node, Weight
 from engine.importers.decoder import MAX_DIM, MAX_EXPERTS, MAX_LAYERS
+from engine.passes.move_in import movable
 from kernels.route.op import MAX_USED
 
-MAX_WIDTH = 1 << 24
+# What computes one row, whatever the number of tokens: all else would write past the last row.
+_OF_A_ROW = ("linear", "softcap", "topk")
 _TILES = ("f16", "q8", "q4")
 # Buffers that lowering makes by itself: no weight may lie where one of them is written.
 _OWN = frozenset(
@@ -36,6 +38,8 @@ class _Check:
         self._routes: dict[str, tuple[int, int]] = {}  # experts, used
         self._caches: dict[int, tuple[int, int]] = {}  # of a layer: heads, elements of one
         self._head = False
+        self._hidden = 0  # floats of what the layers hand on
+        self._movable = movable(graph)
 
     def node(self, node: Node) -> None:
         """Raises _Misfit, KeyError, TypeError, IndexError, ValueError."""
@@ -46,16 +50,15 @@ class _Check:
             "expert_linear": self._expert_linear, "expert_sum": self._expert_sum,
             "row_gate": self._row_gate, "softcap": self._softcap, "topk": self._topk,
         }  # fmt: skip
-        for key, value in node.attrs.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise _Misfit(f"{key} is no number")
+        _same(not node.attrs.get("inside") or node.output in self._movable, "what reads it")
+        _same(not self._head or node.op in _OF_A_ROW, "its place behind the last row")
         rule = rules.get(node.op)
         if rule is not None:  # lowering names what is left
             self._widths[node.output] = rule(node)
 
     def _size(self, node: Node, key: str, most: int = MAX_WIDTH, step: int = 1) -> int:
         value = node.int(key)
-        _same(not isinstance(value, bool) and 0 < value <= most and value % step == 0, key)
+        _same(0 < value <= most and value % step == 0, key)
         return value
 
     def _reads(self, node: Node, *widths: int) -> None:
@@ -92,6 +95,7 @@ class _Check:
         k = self._size(node, "k", step=32)
         _same(node.inputs == ("ids",), "its inputs")
         _same(self._matrix(node, 0, k) == self._graph.attrs["vocab"], "its table")
+        self._hidden = k
         return k
 
     def _rms_norm(self, node: Node) -> int:
@@ -99,13 +103,14 @@ class _Check:
         self._residual(node, k, k)
         self._vector(node, k)
         if node.attrs["last"]:
-            _same(not self._head and len(node.inputs) == 1, "a second last row")
+            _same(len(node.inputs) == 1 and k == self._hidden, "its last row")
             self._head = True
         return k
 
     def _linear(self, node: Node) -> int:
         n, k = self._size(node, "n"), self._size(node, "k", step=32)
         self._named(node)
+        _same(not self._head or len(node.inputs) == 1, "its sum")
         self._residual(node, k, n)
         _same(sum(self._matrix(node, i, k) for i in range(len(node.weights))) == n, "its rows")
         return n
@@ -121,7 +126,6 @@ class _Check:
         dim = self._size(node, "dim", MAX_DIM, step=4)
         _same(heads % kv_heads == 0, "its heads")
         self._reads(node, (heads + 2 * kv_heads) * dim)
-        _same(not self._head, "an attention in the head")
         return heads, kv_heads, dim
 
     def _qk_norm(self, node: Node) -> int:
@@ -140,15 +144,13 @@ class _Check:
         turned = self._size(node, "rope_dims", dim, step=4)
         for i in range(len(node.weights)):
             w = self._weight(node, i)
-            # Lowering binds as many positions as the session has.
-            fits = w.layout == "rows" and w.shape[0] * w.shape[1] >= turned
-            _same(fits and bool(node.weights), "its table")
+            fits = w.layout == "rows" and w.shape == (self._graph.attrs["context"], turned)
+            _same(fits, "its table")
         return (heads + 2 * kv_heads) * dim
 
     def _attend(self, node: Node) -> int:
         heads, kv_heads, dim = self._heads(node)
         self._cache(node, kv_heads, dim)
-        _same(0 <= node.int("window") < 1 << 31, "its window")
         return heads * dim
 
     def _swiglu(self, node: Node) -> int:
@@ -212,8 +214,10 @@ def check(graph: Graph) -> None:
         raise BadModel("The compiled model has a weight with the name of a buffer.")
     if not any(n.op == "topk" for n in graph.nodes):
         raise BadModel("The compiled model ends without a choice of tokens.")
-    checking = _Check(graph)
+    checking, users = _Check(graph), graph.users()
     for node in graph.nodes:
+        if node.op != "topk" and node.output not in users:
+            raise BadModel(f"The compiled model's node {node.name} is read by none.")
         try:
             checking.node(node)
         except _Misfit as e:

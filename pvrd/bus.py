@@ -25,6 +25,7 @@ from dbus_next._private.unmarshaller import Unmarshaller
 from dbus_next.constants import MessageFlag, MessageType
 from dbus_next.message import Message
 from dbus_next.signature import SignatureTree, Variant
+from dbus_next.validators import is_bus_name_valid
 
 from pvrd.bus_types import BUS, BusAddress, BusError, Fds, Reply, Signal, Subscription
 
@@ -101,6 +102,15 @@ def _clean(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_clean(v) for v in value]
     return value
+
+
+def _sound(message: Message) -> bool:
+    """Can it be dealt with and answered? A bus writes the sender down itself, and passes no header
+    fields of wrong types: this is for a broken one.
+    """
+    sender, answered = message.sender, message.reply_serial
+    named = not sender or (isinstance(sender, str) and bool(is_bus_name_valid(sender)))
+    return named and (answered is None or isinstance(answered, int))
 
 
 @dataclass
@@ -472,7 +482,7 @@ class Connection:
                 message = _Reader(io.BytesIO(data)).unmarshall()
             except Exception:
                 problem = "the message cannot be read"
-        if message is not None:
+        if message is not None and _sound(message):
             message.unix_fds = fds
             return message
         for fd in fds:
@@ -481,7 +491,7 @@ class Connection:
         data[4:8] = bytes(4)
         with contextlib.suppress(Exception):
             message = _Reader(io.BytesIO(data)).unmarshall()
-        if message is None:
+        if message is None or not _sound(message):
             return None
         if message.message_type is MessageType.METHOD_CALL:
             self._error(message, f"{BUS}.Error.LimitsExceeded", problem)

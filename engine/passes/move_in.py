@@ -12,46 +12,52 @@ from engine.graph import Graph, Node, changed
 
 def norm_into_matvec(graph: Graph) -> Graph:
     """Marks each norm that products alone read with `inside`."""
-    return _marked(graph, "norm_into_matvec", "rms_norm", "norms")
+    return _marked(graph, "norm_into_matvec", "rms_norm", "norms inside their products")
 
 
 def glu_into_matvec(graph: Graph) -> Graph:
     """Marks each gated unit that products alone read with `inside`."""
-    return _marked(graph, "glu_into_matvec", "swiglu", "gated units")
+    return _marked(graph, "glu_into_matvec", "swiglu", "gated units inside their products")
 
 
 def rope_into_attention(graph: Graph) -> Graph:
     """Marks each rotation that an attention alone reads, and that attention's products alone, with
     `inside`.
     """
-    users = graph.users()
-    nodes = list(graph.nodes)
-    count = 0
-    for i, node in enumerate(graph.nodes):
-        readers = users.get(node.output, [])
-        if node.op != "rope_kv" or readers != nodes[i + 1 : i + 2] or readers[0].op != "attend":
-            continue
-        products = users.get(readers[0].output, [])
-        if products and all(_multiplies(n, readers[0]) for n in products):
-            nodes[i] = replace(node, attrs={**node.attrs, "inside": True})
-            count += 1
-    note = f"{count} rotations inside their attention, for one token"
-    return changed(graph, "rope_into_attention", note, nodes)
+    return _marked(graph, "rope_into_attention", "rope_kv", "rotations inside their attention")
 
 
-def _marked(graph: Graph, name: str, op: str, what: str) -> Graph:
+def movable(graph: Graph) -> set[str]:
+    """What the nodes write that may be marked with `inside`."""
     users = graph.users()
-    nodes = list(graph.nodes)
-    count = 0
+    found = set()
     for i, node in enumerate(graph.nodes):
         readers = users.get(node.output, [])
         # Right behind it: what it reads then lies there still when they read it.
-        behind = readers and readers == nodes[i + 1 : i + 1 + len(readers)]
-        if node.op == op and behind and _plain(node) and all(_multiplies(n, node) for n in readers):
-            nodes[i] = replace(node, attrs={**node.attrs, "inside": True})
-            count += 1
-    note = f"{count} {what} inside their products, for one token"
-    return changed(graph, name, note, nodes)
+        if not readers or tuple(readers) != graph.nodes[i + 1 : i + 1 + len(readers)]:
+            continue
+        if node.op == "rope_kv":
+            products = users.get(readers[0].output, [])
+            alone = len(readers) == 1 and readers[0].op == "attend" and bool(products)
+            inside = alone and all(_multiplies(n, readers[0]) for n in products)
+        else:
+            plain = node.op in ("rms_norm", "swiglu") and _plain(node)
+            inside = plain and all(_multiplies(n, node) for n in readers)
+        if inside:
+            found.add(node.output)
+    return found
+
+
+def _marked(graph: Graph, name: str, op: str, what: str) -> Graph:
+    chosen = movable(graph)
+    nodes = [
+        replace(node, attrs={**node.attrs, "inside": True})
+        if node.op == op and node.output in chosen
+        else node
+        for node in graph.nodes
+    ]
+    count = sum(node is not old for node, old in zip(nodes, graph.nodes, strict=True))
+    return changed(graph, name, f"{count} {what}, for one token", nodes)
 
 
 def _plain(node: Node) -> bool:

@@ -231,7 +231,10 @@ def pvrm_seeds() -> list[bytes]:
 
 def pvrm_text(data: bytes) -> None:
     """What passes the checks has to run without harm to memory: three tokens on the CPU."""
+    from engine.backends.base import DeviceInfo, Limits
     from engine.backends.cpu import CpuBackend
+    from engine.lower import lower
+    from engine.lower_batch import NoBatch, lower_batch
     from engine.text.generate import Request
     from engine.text.model import TextModel
     from tests.engine.test_engine_generate import run
@@ -243,6 +246,10 @@ def pvrm_text(data: bytes) -> None:
         try:
             asked = Request.parse({"kind": "generate", "prompt": "w1", "settings": settings})
             run(model.state(16), asked)
+            # A GPU is told more than a CPU: norms and gates inside of products.
+            lower(model.graph, DeviceInfo("gpu", "a GPU", "none", False, Limits()), 16, 4).check()
+            with contextlib.suppress(NoBatch):
+                lower_batch(model.graph, backend.info, [16, 8])
         finally:
             model.close()
 
@@ -473,9 +480,11 @@ def bus_seeds() -> list[bytes]:
         ("sa{sv}", ["x", {}]), ("aa{ss}a{sv}", [[{"role": "user"}], {}]),
         ("(ids)ad", [[1, 2.0, "x"], [1.0]]),
     ):  # fmt: skip
-        call = Message("a.b", "/a/b", "a.b.C", "D", signature=signature, body=body, serial=3)
-        call.sender = ":1.2"
-        out.append(bytes(call._marshall(False)))
+        call = Message(":1.2", "/a/b", "a.b.C", "D", signature=signature, body=body, serial=3)
+        data = bytes(call._marshall(False))
+        # What is sent has no sender yet: the bus adds it. Here the receiver's field becomes it.
+        assert data.count(b"\6\1s\0") == 1
+        out += [data, data.replace(b"\6\1s\0", b"\7\1s\0")]
     return out
 
 
