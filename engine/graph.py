@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from engine.errors import BadModel
-from engine.forms import FORMS, misfit
+from engine.forms import FORMS, Form, misfit
 
 Attr = int | float | bool | str
 
@@ -91,6 +91,10 @@ class Node:
         name, op, inputs, output, weights, attrs = data
         named = tuple(map(str, inputs)), str(output), tuple(map(str, weights))
         return cls(str(name), str(op), *named, dict(attrs))
+
+    def misfit(self, form: Form) -> str:
+        """What keeps it from having its operation's form, as the end of a sentence; or ""."""
+        return misfit(form, self.op, len(self.inputs), len(self.weights), self.attrs)
 
     def int(self, key: str) -> int:
         """An attribute that has to be a whole number.
@@ -150,8 +154,7 @@ class Graph:
         for node in self.nodes:
             if node.op not in FORMS:
                 raise BadModel(f"The graph has an unknown operation {node.op!r}.")
-            wrong = misfit(node.op, len(node.inputs), len(node.weights), node.attrs)
-            if wrong:
+            if wrong := node.misfit(FORMS[node.op]):
                 raise BadModel(f"The graph's node {node.name} {wrong}.")
             if missing := [v for v in node.inputs if v not in known]:
                 raise BadModel(f"The graph's node {node.name} reads {missing[0]!r} too early.")

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import BadModel, UnsupportedModel
+from engine.forms import ONE, TWO, Form, flag, real, whole, word
 from engine.graph import Attr, Change, Node
 from kernels.resize.op import MOST_TAPS
 
@@ -38,7 +39,24 @@ MAX_CHANNELS, MAX_SIDE, MAX_SCALE, MAX_NODES = 4096, 11, 8, 20000
 MAX_RATIO = 64
 ACTS = ("slope", "silu", "sigmoid", "gate")
 MAX_ELEMENTS = 1 << 28  # of a convolution, after groups and dilation became zeros
-OPS = frozenset(("conv", "act", "affine", "sum", "product", "concat", "slice", "shuffle", "resize"))
+_FACTOR = real(-3e38, 3e38)
+FORMS: Mapping[str, Form] = {
+    "conv": Form((1, 2), (3, 3), {
+        "k": whole(1, MAX_SIDE), "cout": whole(1, MAX_CHANNELS), "act": word(*ACTS),
+        "residual": flag(),
+    }),
+    "act": Form(ONE, (0, 1), {"act": word(*ACTS[:3])}),
+    "affine": Form(ONE, TWO),
+    "sum": Form(TWO, attrs={"alpha": _FACTOR, "beta": _FACTOR}),
+    "product": Form(TWO),
+    "concat": Form((1, MAX_CHANNELS)),
+    "slice": Form(ONE, attrs={"begin": whole(0, MAX_CHANNELS), "end": whole(1, MAX_CHANNELS)}),
+    "shuffle": Form(ONE, attrs={"s": whole(1, MAX_SCALE), "deep": flag(), "down": flag()}),
+    "resize": Form((1, 2), ONE, {
+        "num": whole(1, MAX_RATIO), "den": whole(1, MAX_RATIO), "taps": whole(1, MOST_TAPS),
+        "residual": flag(),
+    }),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,7 +133,7 @@ class Net:
             }
             log = tuple(Change(str(n), int(b), int(a), str(t)) for n, b, a, t in data["log"])
             net = cls(nodes, values, {}, str(data["output"]), log)
-        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             raise BadModel("The compiled model's network is damaged.") from None
         return net.check()
 
@@ -128,8 +146,10 @@ class Net:
         """
         known = {INPUT}
         for node in self.nodes:
-            if node.op not in OPS:
+            if node.op not in FORMS:
                 raise BadModel(f"The network has an unknown operation {node.op!r}.")
+            if wrong := node.misfit(FORMS[node.op]):
+                raise BadModel(f"The network's node {node.name} {wrong}.")
             if missing := [v for v in node.inputs if v not in known]:
                 raise BadModel(f"The network's node {node.name} reads {missing[0]!r} too early.")
             if node.output in known or node.output not in self.values:
@@ -159,48 +179,32 @@ class Net:
 
 
 def _made(node: Node, given: list[Value]) -> Value | None:
-    """What a node makes of its inputs; None when it makes no sense."""
+    """What a node of the right form makes of its inputs; None when they do not fit it."""
     op, attrs = node.op, node.attrs
-    if not given:
-        return None
-    x, count = given[0], len(given)
-
-    def whole(name: str, low: int, high: int) -> int:
-        n = attrs.get(name)
-        return n if isinstance(n, int) and low <= n <= high else 0
-
+    x, residual = given[0], bool(attrs.get("residual"))
     if op == "concat":
         same = len({v.scale for v in given}) == 1
         return Value(sum(v.channels for v in given), x.scale) if same else None
     if op in ("sum", "product"):
-        return x if count == 2 and given[1] == x else None
+        return x if given[1] == x else None
     if op in ("act", "affine"):
-        return x if count == 1 and (op == "affine" or attrs.get("act") in ACTS[:3]) else None
+        return x
     if op == "slice":
-        begin, end = attrs.get("begin"), whole("end", 1, x.channels)
-        fits = isinstance(begin, int) and 0 <= begin < end
-        return Value(end - int(begin or 0), x.scale) if fits and count == 1 else None
+        begin, end = node.int("begin"), node.int("end")
+        return Value(end - begin, x.scale) if begin < end <= x.channels else None
     if op == "shuffle":
-        s = whole("s", 1, MAX_SCALE)
-        if not s or count != 1:
-            return None
-        if attrs.get("down"):
+        s = node.int("s")
+        if attrs["down"]:
             return Value(x.channels * s * s, x.scale / s)
         return None if x.channels % (s * s) else Value(x.channels // (s * s), x.scale * s)
-    residual = bool(attrs.get("residual"))
-    if count != 1 + residual:
+    if len(given) != 1 + residual:
         return None
     if op == "resize":
-        num, den = whole("num", 1, MAX_RATIO), whole("den", 1, MAX_RATIO)
-        if not num or not den or not whole("taps", 1, MOST_TAPS):
-            return None
-        made = Value(x.channels, x.scale * Fraction(num, den))
+        made = Value(x.channels, x.scale * Fraction(node.int("num"), node.int("den")))
     else:
-        gated = attrs.get("act") == "gate"
-        cout = whole("cout", 1, MAX_CHANNELS)
-        if not whole("k", 1, MAX_SIDE) % 2 or attrs.get("act") not in ACTS or gated > residual:
+        if not node.int("k") % 2 or (attrs["act"] == "gate" and not residual):
             return None
-        made = Value(cout, x.scale)
+        made = Value(node.int("cout"), x.scale)
     return made if not residual or given[1] == made else None
 
 

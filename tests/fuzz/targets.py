@@ -199,6 +199,16 @@ def compiled_parts(kind: str) -> tuple[dict[str, Any], bytes]:
             pvrm.write_fd(fd, metadata, blobs)
         data = os.pread(fd, 1 << 26, 0)
         os.close(fd)
+    elif kind == "net":
+        from engine.importers import convnets
+        from engine.video import convnet
+        from tests.engine.video.test_convnet_pipeline import file
+
+        fd = os.memfd_create("pvrm")
+        with file_of(file(3)) as source:
+            pvrm.write_fd(fd, *convnet.compiled(convnets.load_fd(source), "f16", {"name": "x"}))
+        data = os.pread(fd, 1 << 26, 0)
+        os.close(fd)
     else:
         data = (ROOT / "engine/video/models/nsr-fast.pvrm").read_bytes()
     length = struct.unpack_from("<I", data, 12)[0]
@@ -278,6 +288,30 @@ def pvrm_video(data: bytes) -> None:
 
 def pvrm_video_seeds() -> list[bytes]:
     return [json.dumps(compiled_parts("video")[0]).encode()]
+
+
+def pvrm_net(data: bytes) -> None:
+    """Somebody's network, compiled: what passes the checks makes a frame on the CPU."""
+    from engine.backends.cpu import CpuBackend
+    from engine.video.convnet import ConvModel
+    from engine.video.convnet_run import ConvPipeline
+    from engine.video.frames import FrameFormat, empty
+
+    with refused(), file_of(pvrm_file(data, compiled_parts("net")[1])) as fd:
+        backend = CpuBackend(1)
+        model = ConvModel.load(fd, backend)
+        try:
+            pipeline = ConvPipeline(backend, model, FrameFormat(20, 12))
+            pipeline.begin(empty(FrameFormat(20, 12)), empty(pipeline.out_format))
+            while not pipeline.step():
+                pass
+            pipeline.close()
+        finally:
+            model.close()
+
+
+def pvrm_net_seeds() -> list[bytes]:
+    return [json.dumps(compiled_parts("net")[0]).encode()]
 
 
 # -- what models bring along, and what callers send
@@ -512,6 +546,7 @@ TARGETS: dict[str, Target] = {
     "pvrm": Target(pvrm, pvrm_seeds),
     "pvrm_text": Target(pvrm_text, pvrm_text_seeds),
     "pvrm_video": Target(pvrm_video, pvrm_video_seeds),
+    "pvrm_net": Target(pvrm_net, pvrm_net_seeds),
     "template": Target(template, template_seeds),
     "schema": Target(schema, schema_seeds),
     "journal": Target(journal, journal_seeds),
