@@ -9,7 +9,7 @@ each.
 Options are plain Python values; the types that D-Bus wants stand in OPTIONS. Every error of the API
 is raised as its class in pvrd/errors.py. A client belongs to one thread. docs/api.md is the API,
 docs/client.md says more of this; Vulkan is not needed, numpy only for frames as arrays. The same
-for asyncio is pvrd/client_async.py.
+for asyncio is pvrd/client_async.py; the calls themselves are described once, in pvrd/client_api.py.
 """
 
 from __future__ import annotations
@@ -20,130 +20,46 @@ import os
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
+from pvrd import client_api as api
 from pvrd.activate import NAME, activate
-from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply, V, plain
-from pvrd.client_stream import PIECE, Lines, vectors
-from pvrd.client_video import VideoSession
-from pvrd.errors import (
-    NAMES,
-    PREFIX,
-    Internal,
-    InvalidArgument,
-    NoSuchSession,
-    NotAuthorized,
-    PvrdError,
-    Timeout,
-    from_name,
+from pvrd.bus import BUS, BUS_PATH, BusAddress, BusError, Connection, Reply
+from pvrd.client_api import (
+    MANAGER,
+    OPTIONS,
+    PATH,
+    TEXT,
+    VIDEO,
+    NoDaemon,
+    T,
+    options,
+    translate,
 )
+from pvrd.client_stream import PIECE, Lines
+from pvrd.client_video import VideoSession
+from pvrd.errors import NoSuchSession, PvrdError, Timeout, from_name
 
-PATH = "/org/pvrd/Pvrd1"
-MANAGER = f"{NAME}.Manager"
-TEXT = f"{NAME}.TextSession"
-VIDEO = f"{NAME}.VideoSession"
+__all__ = [
+    "MANAGER",
+    "NAME",
+    "OPTIONS",
+    "PATH",
+    "TEXT",
+    "VIDEO",
+    "Client",
+    "NoDaemon",
+    "Progress",
+    "Session",
+    "TextSession",
+    "TextStream",
+    "VideoSession",
+    "options",
+    "translate",
+]
 
-# The type of each option, over all methods.
-OPTIONS = {
-    "model": "s",
-    "device": "s",
-    "priority": "u",
-    "share": "u",
-    "context": "u",
-    "max_tokens": "u",
-    "temperature": "d",
-    "top_k": "u",
-    "top_p": "d",
-    "min_p": "d",
-    "seed": "t",
-    "stop": "as",
-    "top5": "b",
-    "logprobs": "u",
-    "repeat_penalty": "d",
-    "repeat_last_n": "u",
-    "frequency_penalty": "d",
-    "presence_penalty": "d",
-    "dry_multiplier": "d",
-    "dry_base": "d",
-    "dry_allowed_length": "u",
-    "mirostat": "u",
-    "mirostat_tau": "d",
-    "mirostat_eta": "d",
-    "logit_bias": "a{ud}",
-    "schema": "s",
-    "instruction": "s",
-    "pooling": "s",
-    "question": "s",
-    "calibrate": "b",
-    "width": "u",
-    "height": "u",
-    "pixel": "s",
-    "depth": "u",
-    "siting": "s",
-    "full_range": "b",
-    "scale": "d",
-    "out_width": "u",
-    "out_height": "u",
-    "unchanged": "s",
-    "adapt": "b",
-    "tile_map": "b",
-    "precision": "s",
-    "slots": "u",
-    "tile": "u",
-    "overlap": "u",
-    "format": "s",
-    "stream": "b",
-    "licence": "s",
-    "origin": "s",
-    "replace": "b",
-    "interactive": "b",
-}
-_GONE = ("ServiceUnknown", "NameHasNoOwner", "NoServer", "Disconnected", "BadAddress", "Spawn")
 RESTART_LOOK_S = 0.1  # between two looks for a daemon that is being restarted
 _ABANDON_S = 0.2  # for a call that was broken off to let go of what it holds
-_T = TypeVar("_T")
-
-
-class NoDaemon(PvrdError):
-    """There is no bus, or no pvrd on it."""
-
-
-def options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values as a{sv}; None is left out.
-
-    Raises:
-        InvalidArgument: an option that is not known, or a value that does not fit its type.
-    """
-    made = {}
-    for key, value in values.items():
-        if value is None:
-            continue
-        if key not in OPTIONS:
-            raise InvalidArgument(f"there is no option {key}")
-        kind = OPTIONS[key]
-        top = {"u": 1 << 32, "t": 1 << 64}.get(kind)
-        if top and not 0 <= int(value) < top:
-            raise InvalidArgument(f"{key} is out of range")
-        made[key] = V(kind, float(value) if kind == "d" else value)
-    return made
-
-
-def translate(error: BusError) -> PvrdError:
-    """The error class for an error that came over the bus."""
-    if error.name.startswith(PREFIX) and error.name.removeprefix(PREFIX) in NAMES:
-        return from_name(error.name.removeprefix(PREFIX), error.message)
-    short = error.name.removeprefix(f"{BUS}.Error.")
-    if short.startswith(_GONE):
-        return NoDaemon(f"pvrd does not answer: {error.message}")
-    if short == "NoReply":
-        return Timeout(
-            error.message if "within" in error.message else "The daemon ended before it answered."
-        )
-    if short in ("AccessDenied", "AuthFailed"):
-        return NotAuthorized(f"The bus does not let you: {error.message}")
-    if short in ("LimitsExceeded", "InvalidArgs"):
-        return InvalidArgument(error.message)
-    return Internal(error.message)
 
 
 class Client:
@@ -165,7 +81,7 @@ class Client:
         self._restart_s = wait
         self.bus = ""
         try:
-            self._connect(bus or os.environ.get("PVRD_BUS") or None)
+            self.bus, self._connection = self._wait(api.find(bus, _start))
         except BaseException:
             self.close()
             raise
@@ -189,7 +105,7 @@ class Client:
         if not self._loop.is_closed():
             self._loop.close()
 
-    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():
             work.close()
             raise NoDaemon("The connection is closed.")
@@ -214,33 +130,6 @@ class Client:
         last.close()
         self._loop.set_exception_handler(lambda _loop, _context: None)
         self.close()
-
-    def _connect(self, bus: str | None) -> None:
-        sentences = []
-        for choice in [bus] if bus else ["system", "user"]:
-            try:
-                address = BusAddress.parse(choice)
-                connection = self._wait(Connection.connect(address))
-            except (BusError, NoDaemon) as error:
-                sentences.append(str(error.__cause__ or error))
-                continue
-            self._connection, self.bus = connection, choice
-            if self._wait(self._present(connection, choice)):
-                return
-            sentences.append(f"no pvrd on the {address.kind} bus")
-            connection.close()
-            self._connection = None
-        raise NoDaemon(f"There is no daemon to talk to: {'; '.join(sentences)}.")
-
-    @staticmethod
-    async def _present(connection: Connection, bus: str) -> bool:
-        if await connection.name_owner(NAME):
-            return True
-        reply = await connection.call(BUS, BUS_PATH, BUS, "ListActivatableNames")
-        if NAME not in reply.body[0]:
-            return False
-        activate(bus)
-        return True
 
     def call(
         self,
@@ -284,74 +173,55 @@ class Client:
             raise NoDaemon("The connection is closed.")
         return self._wait(self._connection.name_owner(NAME)) or ""
 
+    def ask(self, call: api.Call[T], path: str = PATH) -> T:
+        """Makes a call of pvrd/client_api.py to the object at `path`. Raises as call()."""
+        reply = self.call(
+            path,
+            call.interface,
+            call.member,
+            call.signature,
+            call.body,
+            fds=call.fds,
+            timeout=call.timeout,
+            interactive=call.interactive,
+        )
+        return call.read(reply)
+
     def properties(self, interface: str = MANAGER, path: str = PATH) -> dict[str, Any]:
         """All properties of an object, as plain values."""
-        reply = self.call(path, PROPERTIES, "GetAll", "s", [interface])
-        found: dict[str, Any] = plain(reply.body[0])
-        return found
-
-    def _manager(self, member: str, signature: str = "", body: Sequence[Any] = ()) -> Any:
-        reply = self.call(PATH, MANAGER, member, signature, body)
-        return plain(reply.body[0]) if reply.body else None
+        return self.ask(api.properties(interface), path)
 
     def models(self) -> list[dict[str, Any]]:
         """What ListModels says."""
-        found: list[dict[str, Any]] = self._manager("ListModels")
-        return found
+        return self.ask(api.models())
 
     def add_model(self, fd: int, name: str, settings: Mapping[str, Any]) -> Progress:
         """Adds the model in the file `fd` under `name`; follow the progress to its end."""
-        reply = self.call(
-            PATH,
-            MANAGER,
-            "AddModel",
-            "hsa{sv}",
-            [0, name, options({**settings, "stream": True})],
-            fds=[fd],
-            timeout=120.0,
-            interactive=bool(settings.get("interactive")),
-        )
-        return Progress(reply.fds.take(reply.body[0]["progress"].value))
+        return Progress(self.ask(api.add_model(fd, name, settings)))
 
     def remove_model(self, name: str) -> None:
         """Removes a model that was added."""
-        self._manager("RemoveModel", "s", [name])
+        self.ask(api.remove_model(name))
 
     def config(self) -> dict[str, Any]:
         """The configuration in force, keys `section.key`."""
-        found: dict[str, Any] = self._manager("GetConfig")
-        return found
+        return self.ask(api.config())
 
     def set_config(self, values: Mapping[str, tuple[str, Any]]) -> None:
         """Changes the configuration: key -> (D-Bus type, value)."""
-        self._manager(
-            "SetConfig", "a{sv}", [{key: V(kind, value) for key, (kind, value) in values.items()}]
-        )
+        self.ask(api.set_config(values))
 
     def statistics(self) -> dict[str, Any]:
         """The counters."""
-        found: dict[str, Any] = self._manager("GetStatistics")
-        return found
+        return self.ask(api.statistics())
 
     def jobs(self, all_users: bool = False) -> list[dict[str, Any]]:
         """The caller's jobs, and its sessions without any; or those of all users."""
-        body = [{"all": V("b", True)} if all_users else {}]
-        reply = self.call(PATH, MANAGER, "ListJobs", "a{sv}", body, interactive=all_users)
-        found: list[dict[str, Any]] = plain(reply.body[0])
-        return found
+        return self.ask(api.jobs(all_users))
 
     def trace(self, seconds: float) -> int:
         """A memfd with the trace of so many seconds from now on (JSON); to close."""
-        reply = self.call(
-            PATH,
-            MANAGER,
-            "Trace",
-            "a{sv}",
-            [{"seconds": V("d", seconds)}],
-            timeout=seconds + 300.0,
-            interactive=True,
-        )
-        return reply.fds.take(reply.body[0])
+        return self.ask(api.trace(seconds))
 
     def daemon_pid(self) -> int:
         """The daemon's process.
@@ -368,37 +238,32 @@ class Client:
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """What the daemon has to say to a doctor."""
-        found: list[dict[str, Any]] = self._manager("GetDiagnostics")
-        return found
+        return self.ask(api.diagnostics())
 
     def hold(self, reason: str) -> int:
         """Keeps the GPU free of pvrd until the returned fd is closed or this client is."""
-        reply = self.call(
-            PATH, MANAGER, "Hold", "sa{sv}", [reason, {}], timeout=300.0, interactive=True
-        )
-        return reply.fds.take(reply.body[0])
+        return self.ask(api.hold(reason))
 
     def open_text(self, settings: Mapping[str, Any]) -> TextSession:
         """Opens a session for text; options of OpenText."""
         made = options(settings)
-        path = str(self.call(PATH, MANAGER, "OpenText", "a{sv}", [made]).body[0])
+        path = self.ask(api.open_text(made))
         return TextSession(self, path, TEXT, made if self._restart_s else None)
 
     def open_video(self, settings: Mapping[str, Any]) -> VideoSession:
         """Opens a session for video; options of OpenVideo."""
-        reply = self.call(PATH, MANAGER, "OpenVideo", "a{sv}", [options(settings)])
-        path, ring, sock, layout = reply.body
-        session = Session(self, path, VIDEO)
-        return VideoSession(session, reply.fds.take(ring), reply.fds.take(sock), plain(layout))
+        path, ring, sock, layout = self.ask(api.open_video(settings))
+        return VideoSession(Session(self, path, VIDEO), ring, sock, layout)
 
     def upscale(self, fd: int, settings: Mapping[str, Any]) -> tuple[Progress, int]:
         """Enlarges the picture in the file or sealed memfd `fd`: the progress, and the memfd of the
         result (to close)."""
-        reply = self.call(
-            PATH, MANAGER, "Upscale", "ha{sv}", [0, options({**settings, "stream": True})], fds=[fd]
-        )
-        result, info = reply.body
-        return Progress(reply.fds.take(result)), reply.fds.take(info["result"].value)
+        progress, result = self.ask(api.upscale(fd, settings))
+        return Progress(progress), result
+
+
+async def _start(bus: str) -> None:
+    activate(bus)  # nothing else runs on a client's loop
 
 
 class Session:
@@ -442,8 +307,8 @@ class Session:
         """
         if self._again is None or self._client.owner() == self._owner:
             return False
-        reply = self._client.call(PATH, MANAGER, "OpenText", "a{sv}", [self._again])
-        self._path, self._owner = str(reply.body[0]), self._client.owner()
+        self._path = self._client.ask(api.open_text(self._again))
+        self._owner = self._client.owner()
         return True
 
     def properties(self) -> dict[str, Any]:
@@ -467,50 +332,47 @@ class Session:
             self._open = False
             with contextlib.suppress(PvrdError):
                 if self._again is None or self._client.owner() == self._owner:
-                    self._client.call(self._path, self._interface, "Close")
+                    self._client.ask(api.close(self._interface), self._path)
 
 
 class TextSession(Session):
     """A session for text: one job at a time."""
 
+    def ask(self, call: api.Call[T]) -> T:
+        """Makes a call of pvrd/client_api.py to the session."""
+        return call.read(self.call(call.member, call.signature, call.body))
+
     def generate(self, prompt: str, settings: Mapping[str, Any]) -> TextStream:
         """Goes on with the prompt as it stands."""
-        reply = self.call("Generate", "sa{sv}", [prompt, options(settings)])
-        return TextStream(reply.fds.take(reply.body[0]))
+        return TextStream(self.ask(api.generate(prompt, settings)))
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any]
     ) -> TextStream:
         """Answers a talk, through the model's chat template; messages are {role, content}."""
-        reply = self.call(
-            "Chat", "aa{ss}a{sv}", [[dict(message) for message in messages], options(settings)]
-        )
-        return TextStream(reply.fds.take(reply.body[0]))
+        return TextStream(self.ask(api.chat(messages, settings)))
 
     def count_tokens(self, text: str) -> int:
         """Tokens of the text as it stands."""
-        return int(self.call("CountTokens", "s", [text]).body[0])
+        return self.ask(api.count_tokens(text))
 
     def embed(self, texts: Sequence[str], settings: Mapping[str, Any]) -> list[list[float]]:
         """A vector of length 1 for each text."""
-        reply = self.call("Embed", "asa{sv}", [list(texts), options(settings)])
-        return vectors(reply.fds.take(reply.body[0]), len(texts))
+        return self.ask(api.embed(texts, settings))
 
     def classify(
         self, text: str, labels: Sequence[str], settings: Mapping[str, Any]
     ) -> tuple[str, dict[str, float]]:
         """The label that fits a text best, and the share of each."""
-        body = [text, list(labels), options(settings)]
-        label, scores = self.call("Classify", "sasa{sv}", body).body
-        return str(label), dict(scores)
+        return self.ask(api.classify(text, labels, settings))
 
     def extract(self, text: str, schema: str, settings: Mapping[str, Any]) -> str:
         """JSON that fits the schema, of what the text says."""
-        return str(self.call("Extract", "ssa{sv}", [text, schema, options(settings)]).body[0])
+        return self.ask(api.extract(text, schema, settings))
 
     def cancel(self) -> None:
         """Ends the running job."""
-        self.call("Cancel")
+        self.ask(api.cancel())
 
     def cancel_quietly(self) -> None:
         """As cancel, where nobody listens for errors any more."""

@@ -20,21 +20,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from pvrd import client_api as api
 from pvrd.activate import NAME, activate
-from pvrd.bus import (
-    BUS,
-    BUS_PATH,
-    PROPERTIES,
-    BusAddress,
-    BusError,
-    Connection,
-    Reply,
-    Signal,
-    plain,
-)
-from pvrd.client import MANAGER, PATH, TEXT, NoDaemon, options, translate
+from pvrd.bus import BUS, BusAddress, BusError, Connection, Reply, Signal
+from pvrd.client_api import MANAGER, PATH, TEXT, NoDaemon, T, options, translate
 from pvrd.client_async_video import AsyncVideoSession
-from pvrd.client_stream import PIECE, Lines, vectors
+from pvrd.client_stream import PIECE, Lines
 from pvrd.errors import NoSuchSession, PvrdError, Timeout, from_name
 
 
@@ -59,30 +50,16 @@ class AsyncClient:
         Raises:
             NoDaemon: there is no bus, or no pvrd on it.
         """
-        bus = bus or os.environ.get("PVRD_BUS") or None
-        sentences = []
-        for choice in [bus] if bus else ["system", "user"]:
-            client = None
-            try:
-                address = BusAddress.parse(choice)
-                client = cls(address, wait)
-                connection = await client._bus()
-                if client.owner:
-                    return client
-                names = await connection.call(BUS, BUS_PATH, BUS, "ListActivatableNames")
-                if NAME in names.body[0]:
-                    await asyncio.to_thread(activate, choice)
-                    return client
-                sentences.append(f"no pvrd on the {address.kind} bus")
-            except (BusError, PvrdError) as error:
-                sentences.append(str(error.__cause__ or error))
-            except BaseException:
-                if client is not None:
-                    client.close()
-                raise
-            if client is not None:
-                client.close()
-        raise NoDaemon(f"There is no daemon to talk to: {'; '.join(sentences)}.")
+        choice, connection = await api.find(bus, _start)
+        client = cls(BusAddress.parse(choice), wait)
+        try:
+            await client._take(connection)
+        except BaseException as error:
+            client.close()
+            if isinstance(error, BusError):
+                raise translate(error) from error
+            raise
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,13 +88,22 @@ class AsyncClient:
                 connection = await Connection.connect(self._address)
             except BusError as error:
                 raise translate(error) from error
-            self._connection = connection
-            await connection.subscribe(
-                self._owner_changed, sender=BUS, member="NameOwnerChanged", arg0=NAME
-            )
-            await self._has_owner(await connection.name_owner(NAME) or "")
-            connection.closed.add_done_callback(lambda _: self._spawn_owner(""))
+            await self._take(connection)
+            return connection
         return self._connection
+
+    async def _take(self, connection: Connection) -> None:
+        """Makes it the client's connection, and learns from it who the daemon is.
+
+        Raises:
+            BusError: it is lost already.
+        """
+        self._connection = connection
+        await connection.subscribe(
+            self._owner_changed, sender=BUS, member="NameOwnerChanged", arg0=NAME
+        )
+        await self._has_owner(await connection.name_owner(NAME) or "")
+        connection.closed.add_done_callback(lambda _: self._spawn_owner(""))
 
     def _owner_changed(self, signal: Signal) -> None:
         self._spawn_owner(str(signal.body[2]))
@@ -189,32 +175,35 @@ class AsyncClient:
                 await asyncio.wait_for(self.present(), left)
             await asyncio.sleep(0.05)
 
+    async def ask(self, call: api.Call[T], path: str = PATH) -> T:
+        """Makes a call of pvrd/client_api.py to the object at `path`. Raises as call()."""
+        reply = await self.call(
+            path,
+            call.interface,
+            call.member,
+            call.signature,
+            call.body,
+            fds=call.fds,
+            timeout=call.timeout,
+            interactive=call.interactive,
+        )
+        return call.read(reply)
+
     async def properties(self, interface: str = MANAGER, path: str = PATH) -> dict[str, Any]:
         """All properties of an object, as plain values."""
-        found: dict[str, Any] = plain(
-            (await self.call(path, PROPERTIES, "GetAll", "s", [interface])).body[0]
-        )
-        return found
-
-    async def _manager(self, member: str) -> Any:
-        return plain((await self.call(PATH, MANAGER, member)).body[0])
+        return await self.ask(api.properties(interface), path)
 
     async def models(self) -> list[dict[str, Any]]:
         """What ListModels says."""
-        found: list[dict[str, Any]] = await self._manager("ListModels")
-        return found
+        return await self.ask(api.models())
 
     async def statistics(self) -> dict[str, Any]:
         """The counters."""
-        found: dict[str, Any] = await self._manager("GetStatistics")
-        return found
+        return await self.ask(api.statistics())
 
     async def hold(self, reason: str) -> int:
         """Keeps the GPU free of pvrd until the returned fd is closed or this client is."""
-        reply = await self.call(
-            PATH, MANAGER, "Hold", "sa{sv}", [reason, {}], timeout=300.0, interactive=True
-        )
-        return reply.fds.take(reply.body[0])
+        return await self.ask(api.hold(reason))
 
     async def open_text(self, settings: Mapping[str, Any] | None = None) -> AsyncTextSession:
         """Opens a session for text; options of OpenText."""
@@ -224,18 +213,17 @@ class AsyncClient:
 
     async def open_video(self, settings: Mapping[str, Any]) -> AsyncVideoSession:
         """Opens a session for video; options of OpenVideo."""
-        reply = await self.call(PATH, MANAGER, "OpenVideo", "a{sv}", [options(settings)])
-        path, ring, sock, layout = reply.body
-        taken = reply.fds.take(ring), reply.fds.take(sock)
-        return AsyncVideoSession(self, str(path), *taken, plain(layout))
+        return AsyncVideoSession(self, *await self.ask(api.open_video(settings)))
 
     async def upscale(self, fd: int, settings: Mapping[str, Any]) -> tuple[AsyncStream, int]:
         """Enlarges the picture in the file or sealed memfd `fd`: the progress, and the memfd of the
         result (to close), complete when the progress is at its end."""
-        made = options({**settings, "stream": True})
-        reply = await self.call(PATH, MANAGER, "Upscale", "ha{sv}", [0, made], fds=[fd])
-        result, info = reply.body
-        return AsyncStream(reply.fds.take(result)), reply.fds.take(info["result"].value)
+        progress, result = await self.ask(api.upscale(fd, settings))
+        return AsyncStream(progress), result
+
+
+async def _start(bus: str) -> None:
+    await asyncio.to_thread(activate, bus)
 
 
 class AsyncTextSession:
@@ -251,8 +239,8 @@ class AsyncTextSession:
 
     async def open(self) -> None:
         """Opens it, again where the daemon was restarted."""
-        reply = await self._client.call(PATH, MANAGER, "OpenText", "a{sv}", [self._made])
-        self._path, self._owner = str(reply.body[0]), self._client.owner
+        self._path = await self._client.ask(api.open_text(self._made))
+        self._owner = self._client.owner
 
     async def __aenter__(self) -> Self:
         return self
@@ -271,7 +259,7 @@ class AsyncTextSession:
         path, self._path = self._path, ""
         if path and self._owner == self._client.owner:
             with contextlib.suppress(PvrdError):
-                await self._client.call(path, self._interface, "Close")
+                await self._client.ask(api.close(self._interface), path)
 
     async def _follow(self) -> bool:
         async with self._lock:
@@ -298,46 +286,45 @@ class AsyncTextSession:
         await self._follow()
         return await self._client.properties(self._interface, self._path)
 
+    async def ask(self, call: api.Call[T]) -> T:
+        """Makes a call of pvrd/client_api.py to the session."""
+        return call.read(await self.call(call.member, call.signature, call.body))
+
     def generate(self, prompt: str, settings: Mapping[str, Any] | None = None) -> AsyncText:
         """Goes on with the prompt as it stands, once the result is iterated over."""
-        return AsyncText(self, "Generate", "sa{sv}", [prompt, options(settings or {})])
+        return AsyncText(self, api.generate(prompt, settings or {}))
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any] | None = None
     ) -> AsyncText:
         """Answers a talk, through the model's chat template; messages are {role, content}."""
-        body = [[dict(message) for message in messages], options(settings or {})]
-        return AsyncText(self, "Chat", "aa{ss}a{sv}", body)
+        return AsyncText(self, api.chat(messages, settings or {}))
 
     async def count_tokens(self, text: str) -> int:
         """Tokens of the text as it stands."""
-        return int((await self.call("CountTokens", "s", [text])).body[0])
+        return await self.ask(api.count_tokens(text))
 
     async def embed(
         self, texts: Sequence[str], settings: Mapping[str, Any] | None = None
     ) -> list[list[float]]:
         """A vector of length 1 for each text."""
-        reply = await self.call("Embed", "asa{sv}", [list(texts), options(settings or {})])
-        return vectors(reply.fds.take(reply.body[0]), len(texts))
+        return await self.ask(api.embed(texts, settings or {}))
 
     async def classify(
         self, text: str, labels: Sequence[str], settings: Mapping[str, Any] | None = None
     ) -> tuple[str, dict[str, float]]:
         """The label that fits a text best, and the share of each."""
-        body = [text, list(labels), options(settings or {})]
-        label, scores = (await self.call("Classify", "sasa{sv}", body)).body
-        return str(label), dict(scores)
+        return await self.ask(api.classify(text, labels, settings or {}))
 
     async def extract(
         self, text: str, schema: str, settings: Mapping[str, Any] | None = None
     ) -> str:
         """JSON that fits the schema, of what the text says."""
-        body = [text, schema, options(settings or {})]
-        return str((await self.call("Extract", "ssa{sv}", body)).body[0])
+        return await self.ask(api.extract(text, schema, settings or {}))
 
     async def cancel(self) -> None:
         """Ends the running job."""
-        await self.call("Cancel")
+        await self.ask(api.cancel())
 
 
 class AsyncStream:
@@ -400,17 +387,14 @@ def _set(future: asyncio.Future[None]) -> None:
 class AsyncText:
     """A text job that begins when it is iterated over: events, or tokens() alone."""
 
-    def __init__(
-        self, session: AsyncTextSession, member: str, signature: str, body: list[Any]
-    ) -> None:
+    def __init__(self, session: AsyncTextSession, call: api.Call[int]) -> None:
         self._session = session
-        self._call = member, signature, body
+        self._call = call
         self.end: dict[str, Any] = {}  # the event `end`, as soon as it came
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         """Yields each event. Raises as AsyncStream."""
-        reply = await self._session.call(*self._call)
-        stream = AsyncStream(reply.fds.take(reply.body[0]))
+        stream = AsyncStream(await self._session.ask(self._call))
         async with contextlib.aclosing(aiter(stream)) as events:  # type: ignore[type-var]
             async for event in events:
                 if event.get("type") == "end":

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pvrd.client import VIDEO
+from pvrd.client_api import VIDEO
 from pvrd.client_video import CREDIT, ERROR, FAILED, Done, Ring, decode, failure, submit_message
 from pvrd.errors import PvrdError
 
