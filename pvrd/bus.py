@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """D-Bus, all of it: the only file that imports dbus_next. Serves the daemon and its clients.
 
-dbus_next is the codec here (Message, Variant and its reader). The connection is our own, because
-dbus_next's dies at EAGAIN, loses the fds of a message that did not fit the socket, hides the
-sender, leaks received fds, breaks off at a message that it cannot read, and reads any size.
+dbus_next is the codec here (Message, Variant and its reader). The connection is our own
+(pvrd/bus_wire.py has the socket), because dbus_next's dies at EAGAIN, loses the fds of a message
+that did not fit the socket, hides the sender, leaks received fds, breaks off at a message that it
+cannot read, and reads any size.
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
-import errno
 import io
-import os
 import socket
-import struct
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dbus_next._private.unmarshaller import Unmarshaller
@@ -28,6 +24,7 @@ from dbus_next.signature import SignatureTree, Variant
 from dbus_next.validators import is_bus_name_valid
 
 from pvrd.bus_types import BUS, BusAddress, BusError, Fds, Reply, Signal, Subscription
+from pvrd.bus_wire import MAX_MESSAGE, Received, Wire, log_in
 
 __all__ = [
     "BUS", "INTROSPECTABLE", "PEER", "PROPERTIES", "BusAddress", "BusError", "Call", "Connection",
@@ -39,19 +36,11 @@ PROPERTIES = "org.freedesktop.DBus.Properties"
 INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
 PEER = "org.freedesktop.DBus.Peer"
 
-MAX_MESSAGE = 1 << 20  # of a call to us, header and body
-MAX_REPLY = 16 << 20  # of a reply that we asked for
 MAX_FDS = 16
-MAX_QUEUE = 32 << 20  # bytes that wait for the bus
-MAX_ON_THE_WIRE = (128 << 20) + 64  # the protocol's own bound
-MESSAGES_A_TURN = 64  # so that one sender cannot keep the loop to itself
 
 # The library has no types for these.
 _Message: Any = Message
 _Reader: Any = Unmarshaller
-
-_INT = array.array("i").itemsize
-_CONTROL = socket.CMSG_SPACE(253 * _INT)  # all that the kernel passes at once: none is lost unseen
 
 
 def V(signature: str, value: Any) -> Variant:
@@ -128,16 +117,6 @@ class Call:
     message: Message
 
 
-@dataclass
-class _Outgoing:
-    data: memoryview
-    fds: list[int] = field(default_factory=list)
-
-    def close(self) -> None:
-        while self.fds:
-            os.close(self.fds.pop())
-
-
 class Connection:
     """One connection to a bus.
 
@@ -146,19 +125,12 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
         self._loop = asyncio.get_running_loop()
+        self._wire = Wire(sock, self._received, self._lost)
         self._serial = 0
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._asked: dict[int, str] = {}  # whom, of those calls
         self._subscriptions: list[Subscription] = []
-        self._queue: deque[_Outgoing] = deque()
-        self._queued = 0
-        self._writing = False
-        self._in = bytearray()
-        self._in_fds: list[int] = []
-        self._skip = 0  # bytes of an overlong body still to be thrown away
-        self._overlong = False
         self.closed: asyncio.Future[str] = self._loop.create_future()
         self.on_call: Callable[[Call], None] | None = None
         self.unique_name = ""
@@ -180,47 +152,31 @@ class Connection:
         for name in names:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
-                await asyncio.wait_for(cls._authenticate(sock, name), timeout)
-                self = cls(sock)
+                await asyncio.wait_for(log_in(sock, name), timeout)
             except (OSError, TimeoutError, ValueError) as e:
                 sock.close()
                 shown = "@" + name[1:] if name.startswith("\0") else name
                 why = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or "no answer"
                 reason = f"the {address.kind} bus at {shown} does not answer: {why}"
                 continue
+            except BaseException:
+                sock.close()
+                raise
+            self = cls(sock)
             self.address = address
-            self._loop.add_reader(sock, self._readable)
+            self._wire.start()
             try:
                 reply = await self.call(BUS, BUS_PATH, BUS, "Hello", timeout=timeout)
             except BusError as e:
                 self.close()
                 reason = f"the {address.kind} bus refuses us: {e.message}"
                 continue
+            except BaseException:
+                self.close()
+                raise
             self.unique_name = str(reply.body[0])
             return self
         raise BusError(f"{BUS}.Error.NoServer", reason)
-
-    @staticmethod
-    async def _authenticate(sock: socket.socket, name: str) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, name)
-
-        async def say(line: bytes, expected: bytes) -> None:
-            await loop.sock_sendall(sock, line)
-            answer = b""
-            while not answer.endswith(b"\r\n"):
-                got = await loop.sock_recv(sock, 512)
-                if not got or len(answer) > 4096:
-                    raise ValueError("it ends the connection while we log in")
-                answer += got
-            if not answer.startswith(expected):
-                raise ValueError("it refuses our user or file descriptors")
-
-        # Without a UID: the bus sees it. In a container the one that we know may be another.
-        await say(b"\0AUTH EXTERNAL\r\n", b"DATA")
-        await say(b"DATA\r\n", b"OK")
-        await say(b"NEGOTIATE_UNIX_FD\r\n", b"AGREE_UNIX_FD")
-        await loop.sock_sendall(sock, b"BEGIN\r\n")
 
     def close(self) -> None:
         """Ends the connection; calls under way fail."""
@@ -230,15 +186,7 @@ class Connection:
         if self.closed.done():
             return
         self.closed.set_result(reason)
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
-        self._sock.close()
-        for out in self._queue:
-            out.close()
-        self._queue.clear()
-        for fd in self._in_fds:
-            os.close(fd)
-        self._in_fds = []
+        self._wire.close()
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(
@@ -355,142 +303,38 @@ class Connection:
         # Only the count matters to the encoder; the duplicates travel.
         message.unix_fds = list(fds)
         data = message._marshall(negotiate_unix_fd=True)
-        if self._queued + len(data) > MAX_QUEUE:
-            raise BusError(f"{BUS}.Error.LimitsExceeded", "the bus does not take what we send")
-        out = _Outgoing(memoryview(data))
-        try:
-            for fd in fds:
-                out.fds.append(os.dup(fd))
-        except OSError:
-            out.close()
-            raise
-        self._queue.append(out)
-        self._queued += len(data)
-        if not self._writing:
-            self._writable()
+        self._wire.send(data, fds)
         return self._serial
-
-    def _writable(self) -> None:
-        while self._queue:
-            out = self._queue[0]
-            control = []
-            if out.fds:
-                control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", out.fds))]
-            try:
-                sent = self._sock.sendmsg([out.data], control, socket.MSG_NOSIGNAL)
-            except (BlockingIOError, InterruptedError):
-                if not self._writing:
-                    self._writing = True
-                    self._loop.add_writer(self._sock, self._writable)
-                return
-            except OSError as e:
-                if e.errno == errno.ETOOMANYREFS:  # fds that nobody has read yet; the bus will
-                    self._loop.remove_writer(self._sock)
-                    self._writing = True
-                    self._loop.call_later(0.05, self._retry)
-                    return
-                self._lost(f"the bus is gone: {e.strerror}")
-                return
-            out.close()  # the fds went with the first byte
-            self._queued -= sent
-            out.data = out.data[sent:]
-            if not out.data:
-                self._queue.popleft()
-        if self._writing:
-            self._writing = False
-            self._loop.remove_writer(self._sock)
-
-    def _retry(self) -> None:
-        if not self.closed.done():
-            self._loop.add_writer(self._sock, self._writable)
 
     # -- receiving
 
-    def _readable(self) -> None:
-        for _ in range(MESSAGES_A_TURN):
-            try:
-                message = self._read()
-            except (BlockingIOError, InterruptedError):
-                return
-            except (OSError, EOFError) as e:
-                self._lost(f"the bus is gone: {e}")
-                return
-            if message is not None:
-                self._dispatch(message)
-            if self.closed.done():
-                return
+    def _received(self, received: Received) -> None:
+        message = self._decode(received)
+        if message is not None:
+            self._dispatch(message)
 
-    def _recv(self, count: int) -> bytes:
-        data, control, _, _ = self._sock.recvmsg(count, _CONTROL, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, payload in control:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                numbers = array.array("i")
-                numbers.frombytes(payload[: len(payload) - len(payload) % _INT])
-                self._in_fds.extend(numbers)
-        if not data:
-            raise EOFError("it closed the connection")
-        return data
-
-    def _read(self) -> Message | None:
-        """The next message, None when it was none; BlockingIOError when more has to come."""
-        while len(self._in) < 16:
-            self._in += self._recv(16 - len(self._in))
-        order = "<" if self._in[0] == ord("l") else ">"
-        body, _, fields = struct.unpack_from(order + "III", self._in, 4)
-        header = 16 + (fields + 7) // 8 * 8
-        if header + body > MAX_ON_THE_WIRE:  # the bus passes nothing of the kind
-            raise EOFError("it sends nonsense")
-        # A reply may be longer: we asked for it.
-        limit = MAX_REPLY if self._in[1] in (2, 3) else MAX_MESSAGE
-        self._overlong = header + body > limit
-        if header > limit:
-            # An object path has no bound. Who sent it would stand behind it: nobody is told.
-            if not self._skip:
-                self._skip = header + body - len(self._in)
-            self._skip_rest()
-            self._in = bytearray()
-            for fd in self._in_fds:
-                os.close(fd)
-            self._in_fds = []
-            return None
-        wanted = header if self._overlong else header + body
-        while len(self._in) < wanted:
-            self._in += self._recv(min(wanted - len(self._in), 256 << 10))
-        if self._overlong:
-            if not self._skip:
-                self._skip = body
-            self._skip_rest()
-        data, self._in = self._in, bytearray()
-        fds, self._in_fds = self._in_fds, []
-        return self._decode(data, fds)
-
-    def _skip_rest(self) -> None:
-        while self._skip:
-            self._skip -= len(self._recv(min(self._skip, 256 << 10)))
-
-    def _decode(self, data: bytearray, fds: list[int]) -> Message | None:
+    def _decode(self, received: Received) -> Message | None:
         problem = ""
-        if self._overlong:
+        if received.overlong:
             problem = f"a message may have {MAX_MESSAGE} bytes"
-        elif len(fds) > MAX_FDS:
+        elif len(received.fds) > MAX_FDS:
             problem = f"a message may carry {MAX_FDS} file descriptors"
         if len(SignatureTree._cache) > 1000:  # it keeps every signature that it ever saw
             SignatureTree._cache.clear()
         message: Message | None = None
         if not problem:
             try:
-                message = _Reader(io.BytesIO(data)).unmarshall()
+                message = _Reader(io.BytesIO(received.data)).unmarshall()
             except Exception:
                 problem = "the message cannot be read"
         if message is not None and _sound(message):
-            message.unix_fds = fds
+            message.unix_fds = received.fds
             return message
-        for fd in fds:
-            os.close(fd)
+        received.close()
         # Read once more without its body, to tell the sender.
-        data[4:8] = bytes(4)
+        received.data[4:8] = bytes(4)
         with contextlib.suppress(Exception):
-            message = _Reader(io.BytesIO(data)).unmarshall()
+            message = _Reader(io.BytesIO(received.data)).unmarshall()
         if message is None or not _sound(message):
             return None
         if message.message_type is MessageType.METHOD_CALL:

@@ -86,7 +86,7 @@ def garbage(client: Client, work: Work) -> None:
     connection = client._connection
     assert connection is not None
     with contextlib.suppress(OSError):
-        connection._sock.send(noise[4])
+        connection._wire._sock.send(noise[4])
 
 
 if __name__ == "__main__":

@@ -497,7 +497,7 @@ def bus(data: bytes) -> None:
             theirs.send(data)
         for _ in range(3):
             if not connection.closed.done():
-                connection._readable()
+                connection._wire.readable()
         connection.close()
         theirs.close()
 
