@@ -52,8 +52,9 @@ packages:
 	  --config-settings=builddir=build $(WERROR) .
 	@touch $@
 
-.venv/.fuzz: .venv/.dependencies
-	@$(BIN)/python tools/install/requirements.py pyproject.toml fuzz >$@.new
+# Extras of pyproject.toml that the long tests alone want.
+.venv/.fuzz .venv/.qt: .venv/.%: .venv/.dependencies
+	@$(BIN)/python tools/install/requirements.py pyproject.toml $* >$@.new
 	@$(BIN)/python -m pip install -q -r $@.new
 	@mv $@.new $@
 
@@ -67,7 +68,7 @@ check: packages build
 	$(BIN)/mypy
 	$(BIN)/pytest -m 'not long'
 
-check-long: packages build .venv/.fuzz
+check-long: packages build .venv/.fuzz .venv/.qt
 	@echo 'The long tests (at most 45 minutes on two cores).'
 	$(BIN)/pytest -m long $(LONG)
 
