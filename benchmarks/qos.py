@@ -8,7 +8,7 @@ gpu      a compositor of the benchmark's own on a real GPU, alone, beside pvrd a
          (benchmarks/qos_gpu); a software device will do with --software, which shows that all of
          it works and says nothing of times
 weston   Weston without a screen beside pvrd's CPU path (benchmarks/qos_weston)
-control  reading a property of pvrd while both its workers are saturated (benchmarks/qos_weston)
+control  reading a property of pvrd while both its workers are saturated (benchmarks/qos_control)
 days     the governor on recorded days against static policies, by a model of power
          (benchmarks/qos_days)
 
@@ -55,13 +55,14 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
             for row in qos_gpu.measure(args, folder):
                 print(f"{row.name}: {row.ours:.2f} {row.unit}", file=sys.stderr, flush=True)
                 rows.append(row)
-        if "weston" in parts or "control" in parts:
+        if "weston" in parts:
             from benchmarks import qos_weston
 
-            if "weston" in parts:
-                rows += qos_weston.beside(args, folder)
-            if "control" in parts:
-                rows += qos_weston.control(args, folder)
+            rows += qos_weston.beside(args, folder)
+        if "control" in parts:
+            from benchmarks import qos_control
+
+            rows += qos_control.control(args, folder)
         if "days" in parts:
             from benchmarks import qos_days
 

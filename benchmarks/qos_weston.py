@@ -2,7 +2,6 @@
 """What a desktop beside pvrd's CPU path loses: Weston without a screen and an animated window.
 
     python -m benchmarks.qos_weston [--quick] [--json] [--threads N] [--rounds N] [--llama]
-        [--parts window,property]
 
 The window draws 1024 x 600 pixels whenever the compositor asks, alone, beside pvrd that writes a
 text and enlarges a video (device cpu, pvr-agent running), and beside a program that takes as many
@@ -20,16 +19,12 @@ Weston without a screen has no counter of refreshes (seq is 0) and no fixed rast
 and not 60, and a refresh is missed where a gap reaches 1.75 intervals. What is compared is one
 compositor with itself.
 
-`work` rows are what pvrd got done beside the window, against itself without one. `property` rows
-are the time of reading a property of pvrd (State) while both workers are saturated (the GPU worker
-with a software device, where there is one), against the target of 5 ms, against pvrd idle, and
-against a call that the bus answers itself under the same load.
+`work` rows are what pvrd got done beside the window, against itself without one.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import os
 import runpy
@@ -46,13 +41,9 @@ from typing import Any
 from benchmarks import common, peers
 from benchmarks.qos_clients import Program, Shown, program, shown, weston
 from benchmarks.text_cpu import smollm2
-from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, Connection
 
 WINDOW = "1024x600"
 VIDEO = "480x270"
-TARGET_MS = 5.0
-READS, PAUSE_S = 200, 0.01
-NAME, PATH = "org.pvrd.Pvrd1", "/org/pvrd/Pvrd1"
 TOOLS = runpy.run_path(str(common.ROOT / "tools/with-pvrd"))
 Case = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -187,62 +178,12 @@ def _rows(found: dict[str, list[Shown]], peer: str, name: str) -> Iterator[commo
             yield common.row(f"window {label}", unit, ours, theirs, name)
 
 
-# -- the control plane
-
-
-async def _timed(address: str, reads: int) -> tuple[list[float], list[float]]:
-    """Sorted milliseconds of reading a property of pvrd, and of a call to the bus itself."""
-    connection = await Connection.connect(BusAddress.parse(address))
-    ours, theirs = [], []
-    for _ in range(reads):
-        begin = time.perf_counter()
-        body = [f"{NAME}.Manager", "State"]
-        (await connection.call(NAME, PATH, PROPERTIES, "Get", "ss", body)).close()
-        middle = time.perf_counter()
-        (await connection.call(BUS, BUS_PATH, BUS, "GetId")).close()
-        theirs.append(1e3 * (time.perf_counter() - middle))
-        ours.append(1e3 * (middle - begin))
-        await asyncio.sleep(PAUSE_S)
-    connection.close()
-    return sorted(ours), sorted(theirs)
-
-
-def _p99(times: list[float]) -> float:
-    return times[min(len(times) - 1, len(times) * 99 // 100)]
-
-
-def control(args: argparse.Namespace, folder: Path) -> Iterator[common.Row]:
-    """Reads while both workers have all the work that they take."""
-    reads = READS if args.quick else 10 * READS
-    with contextlib.ExitStack() as stack:
-        env = stack.enter_context(pvrd(folder / "both", True, args.threads))
-        address = env["PVRD_BUS"]
-        idle, _ = asyncio.run(_timed(address, reads))
-        stack.enter_context(working(env, "cpu"))
-        label = "cpu"
-        with contextlib.suppress(SystemExit):
-            stack.enter_context(working(env, "gpu"))
-            label = "cpu and gpu"
-        busy, bus = asyncio.run(_timed(address, reads))
-    name = f"property p99, {label} busy"
-    yield common.row(name, "ms", _p99(busy), TARGET_MS, "target")
-    yield common.row(name, "ms", _p99(busy), _p99(idle), "idle")
-    yield common.row(name, "ms", _p99(busy), _p99(bus), "the bus itself")
-    middle = statistics.median(busy)
-    yield common.row(
-        f"property median, {label} busy", "ms", middle, statistics.median(idle), "idle"
-    )
-
-
 def measure(args: argparse.Namespace) -> list[common.Row]:
     with tempfile.TemporaryDirectory(prefix="qos-") as name:
-        folder = Path(name)
-        rows = list(beside(args, folder)) if "window" in args.parts else []
-        return rows + (list(control(args, folder)) if "property" in args.parts else [])
+        return list(beside(args, Path(name)))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", default="window,property", help="which (window,property)")
     parser.add_argument("--rounds", type=int, default=5, help="of all cases (5)")
     parser.add_argument("--llama", action="store_true", help="builds llama.cpp where it is missing")
 

@@ -17,6 +17,7 @@ from pvrd import __version__, systemd
 from pvrd.daemon import serve
 from pvrd.errors import StartError
 from pvrd.objects import where
+from pvrd.promptness import stand_in_front
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"pvrd {__version__}")
     args = parser.parse_args(argv)
     gc.freeze()  # what is there now stays: no need to look at it again
+    stand_in_front()
     try:
         return asyncio.run(serve(args.bus, args.config))
     except StartError as e:

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control process asks for short slices, for itself alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.pvrd.conftest import ROOT
+
+CODE = """
+import os, subprocess, sys
+from pvrd.promptness import SLICE_NS, stand_in_front
+RESET = 0x40000000
+if "batch" in sys.argv:
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    assert not stand_in_front() and os.sched_getscheduler(0) == os.SCHED_BATCH
+    raise SystemExit
+def slice():
+    lines = open("/proc/self/sched").read().splitlines()
+    return [int(line.split()[-1]) for line in lines if line.startswith(("slice", "se.slice"))]
+nice, usual = os.getpriority(os.PRIO_PROCESS, 0), slice()
+assert stand_in_front()
+assert os.sched_getscheduler(0) == os.SCHED_OTHER | RESET
+assert os.getpriority(os.PRIO_PROCESS, 0) == nice
+if usual and slice() != usual:  # kernels before 6.12 have one slice for all
+    assert slice() == [SLICE_NS]
+child = os.fork()
+if not child:
+    os._exit(not (os.sched_getscheduler(0) == os.SCHED_OTHER and slice() == usual))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_it_asks_for_short_slices_and_its_children_do_not() -> None:
+    subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, check=True, timeout=60)
+
+
+def test_a_class_that_somebody_gave_stays() -> None:
+    subprocess.run([sys.executable, "-c", CODE, "batch"], cwd=ROOT, check=True, timeout=60)
