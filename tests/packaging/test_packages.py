@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -85,6 +88,20 @@ def test_wheels_of_what_the_distribution_has_stay_out(
     assert not [path for path in staged[1]["pvrd-wheels"] if "numpy" in path]
 
 
+def test_presets_enable_what_they_should(
+    staged: tuple[Path, dict[str, list[str]]], tmp_path: Path
+) -> None:
+    """By systemctl itself, as the packages' scripts call it."""
+    shutil.copytree(staged[0] / "usr/lib/systemd", tmp_path / "usr/lib/systemd")
+    (tmp_path / "etc").mkdir()
+    system = ("pvrd.service", "pvrd-worker-gpu.socket", "pvrd-worker-cpu.socket")
+    users = ("pvr-agent.service", "pvr-http.service")
+    for more in (system, ("--global", *users)):
+        subprocess.run(["systemctl", f"--root={tmp_path}", "-q", "preset", *more], check=True)
+    enabled = {p.name for p in (tmp_path / "etc/systemd").rglob("*.*") if p.is_symlink()}
+    assert enabled == {*system, "pvr-agent.service"}
+
+
 def test_links_lead_somewhere(staged: tuple[Path, dict[str, list[str]]]) -> None:
     root = staged[0]
     links = [p for p in root.rglob("*") if p.is_symlink()]
@@ -109,6 +126,24 @@ def test_client_and_hooks_need_nothing_of_the_daemon(
     hooks = [path for path in lists["pvrd-hooks"] if path.startswith(SITE)]
     assert hooks
     assert not set(hooks) & set(lists["python3-pvrd"])
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("vulkan-1-py3-none-any", True),
+        ("old-1-py2.py3-none-any", True),
+        ("tokenizers-1-cp39-abi3-manylinux_2_17_MACHINE.manylinux2014_MACHINE", True),
+        ("own-1-cpOWN-cpOWN-linux_MACHINE", True),
+        ("own-1-cp37-cp37m-linux_MACHINE", False),
+        ("tokenizers-1-cp39-abi3-manylinux_2_17_other", False),
+    ],
+)
+def test_wheels_that_fit(name: str, fits: bool) -> None:
+    stage = runpy.run_path(str(TREE / "tools/package/stage.py"))
+    name = name.replace("OWN", f"{sys.version_info[0]}{sys.version_info[1]}")
+    name = name.replace("MACHINE", platform.machine())
+    assert stage["fits"](name, sys.executable) == fits
 
 
 def test_a_missing_wheel_is_named(tmp_path: Path) -> None:
@@ -169,7 +204,8 @@ def test_rpm_reads_the_spec(more: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["debian/pvrd.postinst", "debian/pvrd.postrm", "debian/tests/service", "tools/package/deb"],
+    [f"debian/{name}" for name in ("pvrd.postinst", "pvrd.postrm", "tests/service")]
+    + ["tools/package/deb", "tools/package/rpm"],
 )
 def test_shell_scripts_can_be_read(script: str) -> None:
     subprocess.run(["sh", "-n", TREE / script], check=True)

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the project's own wheel with this Python's meson and the system's tools, without network.
 
-    own_wheel.py OUT     run in the project's folder; OUT is emptied and gets the wheel
+    own_wheel.py OUT [--jobs N] [--verbose]
 
-For `make install VENV=0`: distributions have meson long before they have a new meson-python.
+Run in the project's folder; OUT is emptied and gets the wheel. With --verbose each command is
+shown, as builds of packages want it; else only those of a build that fails are.
+
+For `make install VENV=0` and packages: distributions have meson long before they have a new
+meson-python.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -20,8 +25,8 @@ from pathlib import Path
 SITE = "/site"  # where meson installs to, below a staging folder
 
 
-def meson(*arguments: str | Path) -> None:
-    """Runs meson.
+def meson(*arguments: str | Path, shown: bool = False) -> None:
+    """Runs meson; `shown`: its output goes where this program's does.
 
     Raises:
         SystemExit: it is not there or fails; its output says why.
@@ -30,14 +35,14 @@ def meson(*arguments: str | Path) -> None:
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=None if shown else subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
     if done.returncode:
         raise SystemExit(
-            f"{done.stdout}\npvrd: the build with {sys.executable} failed. "
+            f"{done.stdout or ''}\npvrd: the build with {sys.executable} failed. "
             "VENV=0 needs of the system, by Debian's names: "
             "meson, ninja-build, gcc, python3-numpy, glslang-tools, spirv-tools."
         )
@@ -51,8 +56,13 @@ def member(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def main(argv: list[str]) -> int:
-    out = Path(argv[1]).resolve()
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Builds the project's own wheel.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--jobs", type=int, default=0, help="at a time; 0: one for each CPU")
+    parser.add_argument("--verbose", action="store_true", help="show each command")
+    args = parser.parse_args()
+    out = args.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     build, stage = out / "build", out / "stage"
@@ -68,8 +78,10 @@ def main(argv: list[str]) -> int:
         f"-Dpython.purelibdir={SITE}",
         f"-Dpython.platlibdir={SITE}",
         build,
+        shown=args.verbose,
     )
-    meson("compile", "-C", build)
+    more = ["--verbose"] if args.verbose else []
+    meson("compile", "-C", build, "--jobs", str(args.jobs), *more, shown=args.verbose)
     meson("install", "-C", build, "--no-rebuild", "--destdir", stage)
 
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
@@ -90,4 +102,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,17 @@ def closure(tree: Path, modules: tuple[str, ...]) -> set[Path]:
                 continue
             todo += [name for name in names if name.split(".")[0] == "pvrd"]
     return found
+
+
+def fits(name: str, python: str) -> bool:
+    """Do a wheel's tags fit this machine and the interpreter? (Packages of other machines may lie
+    beside it in a source package.)"""
+    interpreters, abi, machine = name.split("-")[-3:]
+    program = "import sys; print('cp%d%d' % sys.version_info[:2])"
+    own = subprocess.run([python, "-Ic", program], capture_output=True, text=True, check=True)
+    if abi != "abi3" and not {"py3", own.stdout.strip()} & set(interpreters.split(".")):
+        return False
+    return machine == "any" or machine.endswith(f"_{platform.machine()}")
 
 
 class Stage:
@@ -195,9 +207,13 @@ def stage(args: argparse.Namespace) -> dict[str, str]:
     if args.zsh != "/usr/share/zsh/site-functions":
         out.move("/usr/share/zsh/site-functions/_pvrctl", f"{args.zsh}/_pvrctl")
     if args.vendor:
-        found = {w.name.split("-")[0].lower(): w for w in sorted(args.vendor.glob("*.whl"))}
+        wheels = [w for w in sorted(args.vendor.glob("*.whl")) if fits(w.stem, args.python)]
+        found = {w.name.split("-")[0].lower(): w for w in wheels}
         if missing := [name for name in args.lacking.split(",") if name not in found]:
-            raise SystemExit(f"stage: {args.vendor} has no wheel of {', '.join(missing)}.")
+            raise SystemExit(
+                f"stage: {args.vendor} has no wheel of {', '.join(missing)} for {args.python} "
+                f"on {platform.machine()}."
+            )
         out.vendored([found[name] for name in args.lacking.split(",")])
     out.tidy()
     return out.owner
