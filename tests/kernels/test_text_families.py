@@ -101,3 +101,26 @@ def test_experts(runner: Runner, fmt: str, add: int, tokens: int, n: int, k: int
     np.testing.assert_array_equal(got[:, 3 + n :], y[:, 3 + n :])
     after = tokens if add else tokens * used
     np.testing.assert_array_equal(got[after:], y[after:])
+
+
+@pytest.mark.parametrize("fmt", ["q4", "q8", "f16"])
+@pytest.mark.parametrize("add", [0, 1])
+def test_experts_with_many_tokens(runner: Runner, fmt: str, add: int) -> None:
+    """Experts that none, one, a few and most of the tokens have chosen."""
+    rng = np.random.default_rng(7)
+    tokens, n, k, count, used = 29, 32, 96, 9, 2
+    w = weights.pack(fmt, rng.normal(size=(count * n, k)).astype(np.float32))
+    route: Any = np.zeros((tokens, used, 2), np.uint32)
+    route[:, 0, 0] = 4
+    route[:, 1, 0] = [0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3, *[5] * 7, *[6] * 9, 8, 12]
+    route[:, :, 1] = rng.random((tokens, used), np.float32).view(np.uint32)
+    rows = tokens * used
+    x = rng.integers(-127, 128, (rows if add else tokens, k)).astype(np.float32) / 64
+    x[:, ::32] = 127 / 64
+    y = rng.normal(size=(tokens if add else rows, n)).astype(np.float32)
+    push = {"fmt": FORMATS[fmt], "n": n, "k": k, "first": 0, "count": count, "used": used}
+    push |= {"sum": add, "y0": 0, "ldy": n}
+    arrays = {"w": w, "x": x, "route": route, "y": y}
+    runner.check_op(
+        "experts", fmt, push, arrays, params=(tokens,), tokens=tokens, tolerance=(2e-3, 1e-5)
+    )
