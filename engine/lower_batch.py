@@ -6,6 +6,8 @@ reads a KV cache runs once a lane, with the lane's own parameter words (`params`
 1): n_tokens 1, pos0), over its row of each activation. The caches `kc.N@lane`, `vc.N@lane` are
 buffers of the sessions' own executables, lent. One sequence, `batch`: ids in, `topk` records of
 RECORD_STRIDE bytes a lane out.
+
+Several tokens of one session are lowered in the same way: with logits and a record after each.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ ALIGN = 256  # of what a binding may begin at
 RECORD_STRIDE = -(-RECORD_WORDS * 4 // ALIGN) * ALIGN
 
 _BY_LANE = ("rope_kv", "attention_decode", "softcap", "topk")
+_BY_ROW = ("softcap", "topk")
 
 
 class NoBatch(ValueError):
@@ -51,12 +54,32 @@ def lower_batch(
     return _Batch(graph, device, contexts, allow, forms or ["f16"] * len(contexts)).program()
 
 
+def lower_rows(
+    graph: Graph,
+    device: DeviceInfo,
+    context: int,
+    sizes: Sequence[int],
+    allow: Allow = allow_all,
+    kv: str = "f16",
+) -> Program:
+    """A program for several tokens of one session, each of which has logits and a record of `topk`:
+    a sequence `rowsN` for each of the sizes, for at most N.
+
+    Raises:
+        NoBatch, OutOfMemory, BadModel
+    """
+    return _Rows(graph, device, context, sizes, allow, kv).program()
+
+
 def _padded(width: int) -> int:
     """Logits of a vocabulary, so that each lane's can be bound."""
     return -(-width * 4 // ALIGN) * ALIGN // 4
 
 
 class _Batch(Lowering):
+    _apart: tuple[str, ...] = _BY_LANE  # operations with a call for each lane
+    _left_out = "attention_prefill"  # the attention that is not used
+
     def __init__(
         self,
         graph: Graph,
@@ -109,14 +132,14 @@ class _Batch(Lowering):
     def _call(
         self, op: str, bindings: list[Binding], fmt: str | None, only: str, push: dict[str, float]
     ) -> None:
-        if op == "attention_prefill" or (op == "matvec" and only == "decode"):
+        if op == self._left_out or (op == "matvec" and only == "decode"):
             return  # its twin does it
         if op == "matvec":
             op, push = "matmul", {**push, "ldy": self._ldy}
         if op == "rmsnorm":
             push = {**push, "last": 0}
         sequence = "head" if self._in_head else "prefill"
-        if op not in _BY_LANE:
+        if op not in self._apart:
             self._add(op, bindings, fmt, push, sequence, len(self._contexts))
             return
         for lane, context in enumerate(self._contexts):
@@ -145,3 +168,29 @@ class _Batch(Lowering):
             nbytes = kv.nbytes(self._forms[lane], *rows)
         self._buffers.setdefault(name, Buffer(name, nbytes, buffer.kind))
         return Binding(name, binding.offset, binding.nbytes)
+
+
+class _Rows(_Batch):
+    _apart = _BY_ROW
+    _left_out = "attention_decode"
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceInfo,
+        context: int,
+        sizes: Sequence[int],
+        allow: Allow,
+        kv: str,
+    ) -> None:
+        super().__init__(graph, device, [context] * max(sizes), allow, [kv] * max(sizes))
+        self._kv, self._sizes_of = kv, sizes
+
+    def program(self) -> Program:
+        whole = super().program()
+        calls = whole.sequences["batch"]
+        sequences = {
+            f"rows{size}": tuple(c for c in calls if c.params <= params_at(size - 1))
+            for size in self._sizes_of
+        }
+        return Program(whole.buffers, sequences, whole.meta)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from engine.errors import ContextFull, InvalidArgument
 from engine.pace import LIMIT
 from engine.text.constraint import Constraint
+from engine.text.guess import SIZES, Guesser
 from engine.text.model import State, TextModel
 from engine.text.penalties import penalised
 from engine.text.sampler import Candidates, Mirostat, sample
@@ -200,6 +201,7 @@ class Generation:
                     "The tokens that were delivered do not belong to this request."
                 )
             self._accept(token)
+        self._guesser = Guesser(state.price) if model.guesses else None
         self._pace = 0.0  # seconds a token of the last slice that decoded; 0: there was none
         self._resumed = len(self._ids)
         self._followed = self.prompt_tokens if delivered else MAX_TOKENS
@@ -235,6 +237,8 @@ class Generation:
         if self._reason is None:
             if (steps := self._ahead(most)) > 1:
                 events += self._several(steps)
+            elif guess := self._guess(most):
+                events += self._checked(guess)
             else:
                 events += self._slice()
         if self._reason is not None:
@@ -260,7 +264,10 @@ class Generation:
             self._follow(count)
         elif head:
             events.append(self._draw(self._state.best(), self._state.logits))
-        self._charge("decode" if decode else "prefill", time.perf_counter() - began)
+        took = time.perf_counter() - began
+        self._charge("decode" if decode else "prefill", took)
+        if decode:
+            self._state.price.decoded(took)
         return events
 
     def _ahead(self, most: int) -> int:
@@ -288,6 +295,37 @@ class Generation:
                 break
         self._state.common(self._ids[:-1])
         self._charge("decode", time.perf_counter() - began, len(events))
+        return events
+
+    def _guess(self, most: int) -> list[int]:
+        """Tokens that may come next and are worth being checked in one slice."""
+        if self._guesser is None or self.next_id is None:
+            return []
+        self._guesser.learn(self._ids)
+        left = self.settings.max_tokens - self.delivered
+        room = self._state.context - len(self._state.tokens)
+        most = min(most, left, room, int(SIZES[-1] * LIMIT.scale)) - 1
+        found = self._guesser.guess(most, LIMIT.slice_s)
+        return found if found and self._state.rows is not None else []
+
+    def _checked(self, guess: list[int]) -> list[Event]:
+        """A slice with guessed tokens: the answer goes on up to the first that is wrong, as it
+        would without them.
+        """
+        events: list[Event] = []
+        began = time.perf_counter()
+        rows = self._state.rows
+        assert rows is not None
+        rows.run([self._ids[-1], *guess])
+        for row, expected in enumerate([*guess, None]):
+            token = self._draw(rows.best(row), lambda r=row: rows.logits(r))  # type: ignore[misc]
+            events.append(token)
+            if self._reason is not None or token.id != expected:
+                break
+        self._state.common(self._ids[:-1])
+        took = time.perf_counter() - began
+        self._charge("decode", took, len(events))
+        self._state.price.checked(len(guess) + 1, took)
         return events
 
     @property

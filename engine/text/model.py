@@ -16,14 +16,17 @@ import numpy.typing as npt
 
 from engine import memory, pvrm
 from engine.backends.base import Backend, Executable
-from engine.errors import BadModel, ContextFull, InvalidArgument
+from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory
 from engine.lower import allowed
+from engine.lower_batch import NoBatch
 from engine.pace import Fit
 from engine.program import Program
 from engine.record import recorded
 from engine.text.compiled import compiled_model, described, info
 from engine.text.fit import CHUNK, fitting
 from engine.text.fit import CONTEXT as DEFAULT_CONTEXT
+from engine.text.guess import Price
+from engine.text.rows import Rows
 from engine.text.sampler import RECORD_BYTES
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Data, TextTokenizer
@@ -54,6 +57,9 @@ class State:
         # Most tokens of `run_ahead`.
         self.ahead = model.ahead if "advance" in program.sequences else 1
         self._ahead = "ahead" in program.sequences
+        self.price = Price()
+        self._rows: Rows | None = None
+        self._no_rows = False
 
     @property
     def piece(self) -> int:
@@ -121,6 +127,18 @@ class State:
         self.tokens += [int(record[:4].view(np.uint32)[0]) for record in records[:-1]]
         return records
 
+    @property
+    def rows(self) -> Rows | None:
+        """What computes several tokens with the logits after each; None where there is no memory
+        for it, or the model has none.
+        """
+        if self._rows is None and not self._no_rows:
+            try:
+                self._rows = Rows(self)
+            except (NoBatch, OutOfMemory):
+                self._no_rows = True
+        return self._rows
+
     def best(self) -> npt.NDArray[np.uint8]:
         """The record of `topk` after a slice with head."""
         return self.executable.read("topk", RECORD_BYTES)
@@ -140,6 +158,8 @@ class State:
         return self.model.normalised(x)
 
     def close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
         self.executable.close()
 
 
@@ -187,6 +207,7 @@ class TextModel:
         self.chunk = chunk or _chunk(backend)
         waits = backend.info.kind == "gpu" and not backend.info.software
         self.ahead = MOST if waits else 1  # most tokens of a slice that decodes
+        self.guesses = backend.info.kind == "cpu"  # answers may guess what they say next
         self.fit = Fit(LEAST, OVER)  # of a prompt's tokens
         self.tokenizer = _tokenizer(meta, compiled, self.vocab)
         settings = self.tokenizer.settings
