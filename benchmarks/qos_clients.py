@@ -334,7 +334,7 @@ def video(device: str, size: tuple[int, int]) -> dict[str, Any]:
         for _ in session.session.loading():
             pass
         free, seq = list(range(session.slots)), 0
-        noise = np.random.default_rng(1).integers(16, 235, 1 << 20, dtype=np.uint8).tobytes()
+        noise = np.random.default_rng(1).integers(16, 235, width * height, dtype=np.uint8).tobytes()
         for slot in free:
             for pieces in session.input(slot):
                 for piece in pieces:

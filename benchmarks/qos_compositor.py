@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compositor of the benchmark's own: it draws offscreen by Vulkan, once a refresh.
 
-    python -m benchmarks.qos_compositor [--frames N] [--budget MS] [--layers N] [--hz F]
-        [--software]
+    python -m benchmarks.qos_compositor [--frames N] [--settle N] [--budget MS] [--layers N]
+        [--hz F] [--software]
 
 A frame is a render pass over one target with so many blended layers (triangles around all of it)
 that the device takes `--budget` for it when it is alone; that number is found before the frames
@@ -13,6 +13,7 @@ lines of JSON:
 
     {"t": "ready", "device": NAME, "layers": N, "alone_ms": F}
     {"t": "report", "missed_per_s": F, "latency_ms": F}     once a second: what an agent would see
+    {"t": "begin"}                                          --settle frames are over: now they count
     {"t": "end", "took_ms": [F, …], "began_s": [F, …], "missed": N, "seconds": F}
 
 `took_ms` is from a frame's submission (`began_s`) to its fence; `missed` counts refreshes without a
@@ -48,6 +49,7 @@ REPORT_S = 1.0
 NEAR = 0.25  # of a refresh, by which a frame may be late and still be shown with it
 _ABSOLUTE = 1  # TIMER_ABSTIME
 _FOREVER = 20_000_000_000
+_LIBC = ctypes.CDLL(None)
 
 
 class NoGraphics(SystemExit):
@@ -267,7 +269,7 @@ def calibrate(frame: Callable[[int], float], budget_s: float, trials: int = TRIA
 def sleep_until(nanoseconds: int) -> None:
     """Sleeps until CLOCK_MONOTONIC says so."""
     moment = (ctypes.c_long * 2)(*divmod(nanoseconds, 1_000_000_000))
-    while ctypes.CDLL(None).clock_nanosleep(time.CLOCK_MONOTONIC, _ABSOLUTE, moment, None) == 4:
+    while _LIBC.clock_nanosleep(time.CLOCK_MONOTONIC, _ABSOLUTE, moment, None) == 4:
         pass  # EINTR
 
 
@@ -294,16 +296,24 @@ class Beat:
 
 
 def run(
-    frame: Callable[[], float], frames: int, hz: float, say: Callable[[dict[str, Any]], None]
+    frame: Callable[[], float],
+    frames: int,
+    hz: float,
+    say: Callable[[dict[str, Any]], None],
+    settle: int = 0,
 ) -> dict[str, Any]:
-    """So many frames, each with its refresh."""
+    """So many frames, each with its refresh; `settle` more before these are drawn and not counted.
+    """
     took: list[float] = []
     began: list[float] = []
     begin = time.monotonic_ns()
     beat = Beat(begin + 10_000_000, hz)
     told, missed = begin, 0
     lately: list[float] = []
-    for _ in range(frames):
+    for number in range(settle + frames):
+        if number == settle:
+            say({"t": "begin"})
+            took, began, beat.missed, begin = [], [], 0, time.monotonic_ns()
         sleep_until(beat.due())
         began.append(round(time.monotonic(), 6))
         took.append(frame())
@@ -336,6 +346,7 @@ def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--frames", type=int, default=600)
+    parser.add_argument("--settle", type=int, default=0, help="frames before those that count")
     parser.add_argument("--budget", type=float, default=6.0, metavar="MS")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--hz", type=float, default=60.0)
@@ -351,7 +362,7 @@ def main() -> int:
         alone = statistics.median(scene.frame(layers) for _ in range(TRIALS))
         _say({"t": "ready", "device": scene.name, "layers": layers, "alone_ms": 1e3 * alone})
         if sys.stdin.readline():  # whoever started it says when
-            _say(run(lambda: scene.frame(layers), args.frames, args.hz, _say))
+            _say(run(lambda: scene.frame(layers), args.frames, args.hz, _say, args.settle))
     return 0
 
 

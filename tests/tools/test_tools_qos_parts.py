@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import qos_compositor, qos_days, qos_gpu
+from benchmarks import common, qos_compositor, qos_days, qos_gpu
 from benchmarks.qos_compositor import Beat, Scene, calibrate
 
 
@@ -41,13 +47,63 @@ def test_run_tells_of_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     end = qos_compositor.run(frame, 60, 60.0, said.append)
     assert len(end["took_ms"]) == len(end["began_s"]) == 60
     assert end["missed"] == 60  # each took two refreshes
-    assert said[0]["latency_ms"] == 25.0
-    assert said[0]["missed_per_s"] == pytest.approx(30.0, abs=1.0)
+    assert said[0] == {"t": "begin"}
+    assert said[1]["latency_ms"] == 25.0
+    assert said[1]["missed_per_s"] == pytest.approx(30.0, abs=1.0)
+
+
+def test_frames_before_those_that_count_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000_000_000]
+    monkeypatch.setattr("time.monotonic_ns", lambda: clock[0])
+    monkeypatch.setattr(qos_compositor, "sleep_until", lambda at: clock.__setitem__(0, at))
+    drawn = []
+
+    def frame() -> float:
+        drawn.append(25_000_000 if len(drawn) < 30 else 1_000_000)  # late only before they count
+        clock[0] += drawn[-1]
+        return drawn[-1] / 1e9
+
+    said: list[dict[str, Any]] = []
+    end = qos_compositor.run(frame, 60, 60.0, said.append, settle=30)
+    assert len(drawn) == 90
+    assert end["took_ms"] == [1.0] * 60
+    assert (end["missed"], len(end["began_s"])) == (0, 60)
+    assert [message["t"] for message in said].count("begin") == 1
+    assert end["seconds"] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_case_that_fails_leaves_the_others_their_rows() -> None:
+    def rows() -> Iterator[common.Row]:
+        yield common.row("one", "ms", 1.0, 2.0, "peer")
+        raise SystemExit("it did not begin")
+
+    args = argparse.Namespace(failed=[])
+    assert [row.name for row in qos_gpu.tried(args, "pvrd", rows)] == ["one"]
+    assert args.failed == ["pvrd: it did not begin"]
+
+
+def test_a_case_that_there_is_not(tmp_path: Path) -> None:
+    args = argparse.Namespace(cases="pvrd,mpv", failed=[])
+    with pytest.raises(SystemExit, match="no case mpv"):
+        list(qos_gpu.measure(args, tmp_path))
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+def test_all_of_the_gpu_part_works_on_a_gpu_in_software() -> None:
+    command = [sys.executable, "-m", "benchmarks.qos", "--json", "--parts", "gpu", "--quick"]
+    command += ["--software", "--frames", "60", "--cases", "pvrd,blind,wallpaper"]
+    done = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row["ours"] for row in json.loads(done.stdout)}
+    assert rows["pvrd text"] > 0
+    assert {"pvrd without reports frame p99", "65 % wallpaper, 4K"} <= set(rows)
 
 
 def test_percentiles_of_frames() -> None:
     frames = qos_gpu.Frames([float(i) for i in range(1, 101)], 0, 1.0, [], 1, "gpu")
     assert (frames.p50, frames.p99, frames.over(90.0)) == (50.5, 100.0, 10.0)
+    assert qos_gpu.Frames([6.0] * 500, 3, 1.0, [], 1, "gpu").missed_of_1000 == 6.0
 
 
 def test_what_video_got_done() -> None:
