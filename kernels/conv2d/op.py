@@ -83,7 +83,7 @@ def quantised(w: Array) -> tuple[Array, Array]:
         for b in range(k) if a % 2 == 0 else reversed(range(k)):
             wanted = exact[:, :, a, b] + error
             whole[:, :, a, b] = np.clip(np.rint(wanted), -127, 127)
-            error = wanted - whole[:, :, a, b]
+            error = (wanted - whole[:, :, a, b]).astype(np.float32, copy=False)
     return whole, scale
 
 
