@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common, nsr_export
-from tests.e2e.conftest import Daemon
+from tests.daemons import Daemon
 
 CAMERAS, WIDTH, HEIGHT, RATE, SECONDS = 8, 640, 360, 25, 8
 

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import common
 from pvrd.client import Client, TextSession, options
 from pvrd.errors import Busy, PvrdError, QuotaExceeded
-from tests.e2e.conftest import PROMPT, write_tiny
+from tests.daemons import PROMPT, write_tiny
 from tests.faults.daemon import Daemon, open_fds, resident
 
 TOKENS, CONTEXT = 16, 64

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks import common, nsr_export
 from pvrd.client import Client
 from pvrd.client_video import VideoSession
-from tests.e2e.conftest import Daemon
+from tests.daemons import Daemon
 
 WIDTH, HEIGHT, STREAMS = 640, 360, 8
 SLOTS, SECONDS, LOAD = 3, 4.0, 0.8

@@ -42,7 +42,7 @@ from PIL import Image
 from benchmarks import common
 from pvrd.client import Client
 from pvrd.errors import PvrdError, Timeout
-from tests.e2e.conftest import PROMPT, write_tiny
+from tests.daemons import PROMPT, write_tiny
 from tests.faults.cells import CONFIG, Reference
 from tests.faults.daemon import ROOT, Daemon, open_fds, resident
 from tests.faults.place import references, warmed

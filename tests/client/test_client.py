@@ -15,8 +15,8 @@ import pytest
 from pvrd.client import Client, NoDaemon
 from pvrd.client_async import AsyncClient
 from pvrd.errors import Busy, InvalidArgument, NoSuchSession, PvrdError
-from tests.client.conftest import Restartable
-from tests.e2e.conftest import PROMPT, until
+from tests.buses import until
+from tests.daemons import PROMPT, Restartable
 
 pytestmark = pytest.mark.bus
 
@@ -215,7 +215,7 @@ def test_a_video_session_ends_with_its_daemon(pvrd: Restartable) -> None:
     try:
         asyncio.run(enlarge())
     finally:
-        if pvrd.process is None:
+        if not pvrd.running:
             pvrd.start()
 
 

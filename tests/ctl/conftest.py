@@ -14,17 +14,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.buses import ROOT, end, private_bus
+
 FAKE = Path(__file__).with_name("fake_pvrd.py")
 LIMIT_S = 60  # ends a broken test
-
-_BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-BUS Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig><type>session</type><listen>unix:path={path}</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow send_destination="*" eavesdrop="false"/>
-<allow receive_sender="*"/><allow own="*"/></policy>
-</busconfig>
-"""
 
 
 class Fake:
@@ -40,17 +33,14 @@ class Fake:
 
     def __enter__(self) -> Fake:
         with ExitStack() as stack:
-            config = self._folder / "bus.conf"
-            config.write_text(_BUS.format(path=self._folder / "bus"))
-            options = [f"--config-file={config}", "--nofork", "--print-address"]
-            self._start(stack, ["dbus-daemon", *options])
+            stack.enter_context(private_bus(self._folder))
             self._daemon = self._start(stack, [sys.executable, str(FAKE), self.address])
             self._stack = stack.pop_all()
         return self
 
     def _start(self, stack: ExitStack, command: list[str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.env)
-        stack.callback(_end, process)
+        stack.callback(end, process)
         assert process.stdout is not None
         assert process.stdout.readline()
         return process
@@ -102,13 +92,6 @@ class Ended:
         assert (self.code, self.err.count("\n")) == (code, 1), (self.code, self.err)
         assert self.err.startswith("pvrctl: ")
         return self.err.removeprefix("pvrctl: ").rstrip("\n")
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 @pytest.fixture(scope="module")

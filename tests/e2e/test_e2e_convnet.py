@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.e2e.conftest import ROOT, Daemon
+from tests.buses import ROOT
+from tests.daemons import Daemon
 from tests.engine import networks
 from tests.engine.networks import node
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Daemon
+from tests.buses import ROOT
+from tests.daemons import Daemon
 
 pytestmark = [pytest.mark.bus, pytest.mark.long]
 ASSISTANT = ROOT / "examples/assistant"

@@ -17,7 +17,8 @@ import pytest
 from pvrd.client import Client
 from pvrd.client_video import Done, VideoSession
 from pvrd.errors import Busy
-from tests.e2e.conftest import Daemon, until
+from tests.buses import until
+from tests.daemons import Daemon
 from tests.e2e.test_e2e_video import HEIGHT, WIDTH, write
 
 pytestmark = pytest.mark.bus

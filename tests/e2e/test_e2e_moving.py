@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pvrd.client import Client, TextSession
-from tests.e2e.conftest import PROMPT, Daemon, until
+from tests.buses import until
+from tests.daemons import PROMPT, Daemon
 from tests.e2e.test_e2e_text import Event, text, tokens
 
 pytestmark = pytest.mark.bus

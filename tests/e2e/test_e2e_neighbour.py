@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import PROMPT, Daemon, until
+from tests.buses import until
+from tests.daemons import PROMPT, Daemon
 from tests.pvrd.power import power_profiles
 
 pytestmark = pytest.mark.bus

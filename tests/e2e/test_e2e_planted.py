@@ -20,7 +20,8 @@ import kernels
 from kernels import build_spirv
 from pvrd.client import Client
 from pvrd.errors import DeviceLost
-from tests.e2e.conftest import ROOT, Daemon
+from tests.buses import ROOT
+from tests.daemons import Daemon
 from tests.e2e.test_e2e_text import TOKENS, answer, session, text, tokens
 from tests.e2e.test_e2e_video import enlarged, picture, play
 

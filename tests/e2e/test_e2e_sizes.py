@@ -18,7 +18,8 @@ import pytest
 from PIL import Image
 
 from pvrd.client import Client
-from tests.e2e.conftest import ROOT, Daemon, until
+from tests.buses import ROOT, until
+from tests.daemons import Daemon
 
 pytestmark = pytest.mark.bus
 Start = Callable[..., Daemon]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pvrd.client import Client
-from tests.e2e.conftest import ROOT, Daemon
+from tests.buses import ROOT
+from tests.daemons import Daemon
 
 pytestmark = pytest.mark.bus
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pvrd.client import Client
-from tests.e2e.conftest import PROMPT, Daemon
+from tests.daemons import PROMPT, Daemon
 
 pytestmark = [pytest.mark.bus, pytest.mark.gpu, pytest.mark.long]
 

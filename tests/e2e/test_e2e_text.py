@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from pvrd.client import Client, TextSession
-from tests.e2e.conftest import PROMPT, WAIT_S, Daemon, until
+from tests.buses import WAIT_S, until
+from tests.daemons import PROMPT, Daemon
 
 pytestmark = pytest.mark.bus
 

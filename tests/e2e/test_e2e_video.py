@@ -20,7 +20,8 @@ from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
 from pvrd.client import Client
 from pvrd.client_video import Done, VideoSession
-from tests.e2e.conftest import ROOT, Daemon
+from tests.buses import ROOT
+from tests.daemons import Daemon
 
 pytestmark = pytest.mark.bus
 

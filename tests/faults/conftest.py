@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import write_tiny
+from tests.daemons import write_tiny
 from tests.faults.cells import Place, Result
 from tests.faults.daemon import compiled_preload
 from tests.faults.place import references, warmed

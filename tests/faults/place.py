@@ -11,7 +11,7 @@ from engine.backends.cpu import CpuBackend
 from engine.video.frames import FrameFormat, empty, samples
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
-from tests.e2e.conftest import PROMPT
+from tests.daemons import PROMPT
 from tests.faults.cells import CONFIG, Reference
 from tests.faults.daemon import ROOT, Daemon
 from tests.faults.work import FRAMES, HEIGHT, WIDTH, Ask, State, Text, Work, frame

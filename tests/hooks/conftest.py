@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.conftest import Restartable
-from tests.e2e.conftest import ROOT
+from tests.buses import ROOT
+from tests.daemons import Restartable
 
 Shell = Callable[..., "subprocess.CompletedProcess[str]"]
 

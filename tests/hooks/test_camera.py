@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.conftest import Restartable
-from tests.e2e.conftest import _end, until
+from tests.buses import end, until
+from tests.daemons import Restartable
 from tests.hooks.conftest import Shell
 
 pytestmark = pytest.mark.bus
@@ -36,7 +36,7 @@ def pipewire(pvrd: Restartable) -> Iterator[dict[str, str]]:
         log = stack.enter_context((folder / "log").open("wb"))
         for program in ("pipewire", "wireplumber"):
             process = subprocess.Popen([program], env=env, stdout=log, stderr=log)
-            stack.callback(_end, process)
+            stack.callback(end, process)
             if program == "pipewire":
                 until((folder / "pipewire-0").exists, "PipeWire's socket")
         yield env
@@ -62,7 +62,7 @@ def test_a_camera_appears_and_goes(
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
         finally:
-            _end(process)
+            end(process)
     assert not (tmp_path / "log").read_text()
     until(lambda: '"pvrd-one"' not in nodes(env), "the camera's end")
 

@@ -14,8 +14,8 @@ import pytest
 
 from pvrd.client import Client
 from pvrd.rawvideo import FORMATS, parse
-from tests.client.conftest import Restartable
-from tests.e2e.conftest import ROOT
+from tests.buses import ROOT
+from tests.daemons import Restartable
 from tests.hooks.conftest import Shell
 
 pytestmark = pytest.mark.bus

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.conftest import Restartable
-from tests.e2e.conftest import ROOT, until
+from tests.buses import ROOT, until
+from tests.daemons import Restartable
 
 pytestmark = pytest.mark.bus
 
@@ -147,5 +147,5 @@ def test_a_restart_costs_no_frame(pvrd: Restartable, gst: dict[str, str]) -> Non
         process.kill()
         process.stdout.close()
         process.wait()
-        if pvrd.process is None:
+        if not pvrd.running:
             pvrd.start()

@@ -9,11 +9,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.buses import ROOT, private_bus
 from tests.hostile.raw import Raw
 from tests.pvrd.conftest import (  # noqa: F401  (fixtures)
     LONG,
@@ -26,34 +26,15 @@ from tests.pvrd.conftest import (  # noqa: F401  (fixtures)
     until,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
-
-_BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-BUS Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig><type>session</type><listen>unix:abstract={name}</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow send_destination="*" eavesdrop="true"/>
-<allow receive_sender="*" eavesdrop="true"/><allow own="*"/><allow user="*"/></policy>
-</busconfig>
-"""
-
 
 @pytest.fixture(scope="session")
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a bus that is more lenient than any real one: it lets all listen to all."""
     folder = tmp_path_factory.mktemp("bus")
-    conf, name = folder / "bus.conf", f"{folder}/bus"
-    conf.write_text(_BUS.format(name=name))
-    process = subprocess.Popen(
-        ["dbus-daemon", f"--config-file={conf}", "--nofork", "--print-address=1"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    yield f"unix:abstract={name}"
-    process.terminate()
-    process.wait(LONG)
-    process.stdout.close()
+    # Abstract: another user finds no way through the folders of these tests.
+    with private_bus(folder, f"unix:abstract={folder}/bus", eavesdrop=True) as address:
+        yield address
 
 
 class Stranger:

@@ -14,7 +14,8 @@ import pytest
 
 from pvrd.bus import V
 from pvrd.errors import PvrdError
-from tests.e2e.conftest import Daemon, models  # noqa: F401  (a fixture)
+from tests.daemons import Daemon
+from tests.e2e.conftest import models  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.bus
 SECRET = "zanzibar-7391"

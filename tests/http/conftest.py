@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Daemon, write_tiny
+from tests.buses import ROOT
+from tests.daemons import Daemon, write_tiny
 from tests.pvrd.conftest import bus, start
 
 __all__ = ["bus", "start"]

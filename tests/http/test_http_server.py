@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from pvrd.client import Client
+from tests.buses import until as wait_for
 from tests.http.conftest import Server
-from tests.pvrd.conftest import wait_for
 
 pytestmark = pytest.mark.bus
 PICTURE = {"role": "user", "content": [{"type": "image_url"}]}

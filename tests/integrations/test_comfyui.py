@@ -16,7 +16,8 @@ import pytest
 from engine.video import plain
 from pvrd.client import NoDaemon
 from pvrd.errors import PvrdError
-from tests.e2e.conftest import PROMPT, ROOT, Daemon, write_tiny
+from tests.buses import ROOT
+from tests.daemons import PROMPT, Daemon, write_tiny
 from tests.engine.video.conftest import psnr, scene
 
 TYPES = {"IMAGE", "STRING", "INT", "FLOAT", "BOOLEAN", "MASK"}

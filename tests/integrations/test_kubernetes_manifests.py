@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from pvrd.kubernetes.__main__ import resources
-from tests.e2e.conftest import ROOT, Daemon
+from tests.buses import ROOT
+from tests.daemons import Daemon
 
 FOLDER = ROOT / "integrations/kubernetes"
 

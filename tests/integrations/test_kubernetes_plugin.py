@@ -22,7 +22,8 @@ from pvrd.client import Client, NoDaemon
 from pvrd.errors import StartError
 from pvrd.kubernetes import api
 from pvrd.kubernetes.__main__ import resources
-from tests.e2e.conftest import PROMPT, ROOT, Daemon, until, write_tiny
+from tests.buses import ROOT, until
+from tests.daemons import PROMPT, Daemon, write_tiny
 from tests.integrations.fake_kubelet import FakeKubelet
 
 CONFIG = {"models.text": "tiny", "gpu.enabled": False, "sensors.system": False}

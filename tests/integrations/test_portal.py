@@ -19,7 +19,8 @@ import pytest
 from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, Signal, plain
 from pvrd.http.asked import Refused
 from pvrd.portal.backend import FRONTEND, LANGUAGE, NAME, PATH, REQUEST, SESSION, turns
-from tests.e2e.conftest import PROMPT, ROOT, Daemon, write_tiny
+from tests.buses import ROOT
+from tests.daemons import PROMPT, Daemon, write_tiny
 
 PARTS = json.dumps([{"type": "input_text", "text": PROMPT}])
 TALK = f"{PATH}/session/1/a"

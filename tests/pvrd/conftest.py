@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from typing import Any
 import pytest
 
 from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, Reply, plain, variant
-from pvrd.config import toml_value
+from tests.buses import ROOT, started_bus, write_config  # noqa: F401  (ROOT: for tests)
+from tests.buses import environment as own_environment
+from tests.buses import until as wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_worker.py")
 NAME = "org.pvrd.Pvrd1"
 PATH = "/org/pvrd/Pvrd1"
@@ -29,16 +29,6 @@ MANAGER = f"{NAME}.Manager"
 TEXT = f"{NAME}.TextSession"
 VIDEO = f"{NAME}.VideoSession"
 LONG = 30.0  # a bound on waiting; a test that meets it has failed
-
-
-def wait_for(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Looks again and again until it is true; its value."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"{what} did not come")
 
 
 class Caller:
@@ -148,16 +138,8 @@ class Daemon:
 @pytest.fixture(scope="session")
 def bus() -> Iterator[str]:
     """The address of a private bus."""
-    process = subprocess.Popen(
-        ["dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout is not None
-    address = process.stdout.readline().decode().strip()
-    yield address
-    process.terminate()
-    process.wait(LONG)
-    process.stdout.close()
+    with started_bus() as made:
+        yield made.address
 
 
 @pytest.fixture(scope="session")
@@ -177,21 +159,9 @@ def fake() -> list[str]:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    env = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "JOURNAL_STREAM")}
-    for name in ("CONFIG", "STATE", "CACHE", "DATA"):
-        env[f"XDG_{name}_HOME"] = str(folder / name.lower())
-    env["XDG_DATA_DIRS"] = str(folder / "none")
-    env.update(PYTHONPATH=str(ROOT), PYTHONWARNINGS="error", **more)
-    return env
-
-
-def write_config(path: Path, settings: Mapping[str, Any]) -> None:
-    out: dict[str, list[str]] = {}
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        out.setdefault(section, []).append(f"{name} = {toml_value(value)}")
-    text = "".join(f"[{s}]\n" + "\n".join(rows) + "\n" for s, rows in out.items())
-    path.write_text(text, encoding="utf-8")
+    """Of daemons with fake workers: no models but their own."""
+    own = {"XDG_DATA_DIRS": str(folder / "none"), "PYTHONWARNINGS": "error"}
+    return own_environment(folder, **{**own, **more})
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 
 from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, V
+from tests.buses import started_bus
 
 LONG = 30.0
 PROFILES, PATH = "net.hadess.PowerProfiles", "/net/hadess/PowerProfiles"
@@ -56,16 +57,5 @@ class Power:
 @contextlib.contextmanager
 def power_profiles() -> Iterator[Power]:
     """The bus and the mock, to the end of the block."""
-    process = subprocess.Popen(
-        ["dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout is not None
-    mocked = Power(process.stdout.readline().decode().strip())
-    try:
+    with started_bus() as bus, contextlib.closing(Power(bus.address)) as mocked:
         yield mocked
-    finally:
-        mocked.close()
-        process.terminate()
-        process.wait(LONG)
-        process.stdout.close()

@@ -22,6 +22,7 @@ from pvrd.manager import Manager
 from pvrd.objects import interface_xml
 from pvrd.text_session import TextSession
 from pvrd.video_session import VideoSession
+from tests.buses import started_bus
 
 pytestmark = pytest.mark.bus
 ROOT = Path(__file__).resolve().parents[2]
@@ -375,25 +376,17 @@ def test_wrong_starts(daemon: Any, bus: str, tmp_path: Path, start: Any) -> None
 
 
 def test_losing_the_bus(tmp_path: Path, until: Any, fake: list[str]) -> None:
-    process = subprocess.Popen(
-        ["dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout is not None
-    address = process.stdout.readline().decode().strip()
     config = tmp_path / "pvrd.toml"
     config.write_text(f"[workers]\nprogram = {fake}\n")
     log = tmp_path / "log"
-    with log.open("wb") as file:
+    with started_bus() as bus, log.open("wb") as file:
         pvrd = subprocess.Popen(
-            [sys.executable, "-m", "pvrd", "--bus", address, "--config", str(config)],
+            [sys.executable, "-m", "pvrd", "--bus", bus.address, "--config", str(config)],
             stderr=file,
             env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)},
         )
-    until(lambda: "ready, " in log.read_text())
-    process.kill()
-    process.wait()
-    process.stdout.close()
+        until(lambda: "ready, " in log.read_text())
+        bus.process.kill()
     assert pvrd.wait(30) == 1
     assert "the bus is gone" in log.read_text()
 

@@ -7,11 +7,13 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from pvrd.bus import BusAddress, BusError, Connection, V, plain
+from tests.buses import started_bus
 
 pytestmark = pytest.mark.bus
 LONG = 30.0
@@ -66,17 +68,8 @@ class Logind:
 
 @pytest.fixture(scope="module")
 def logind() -> Iterator[Logind]:
-    process = subprocess.Popen(
-        ["dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout is not None
-    mocked = Logind(process.stdout.readline().decode().strip())
-    yield mocked
-    mocked.close()
-    process.terminate()
-    process.wait(LONG)
-    process.stdout.close()
+    with started_bus() as bus, closing(Logind(bus.address)) as mocked:
+        yield mocked
 
 
 def test_suspend_parks_all_jobs_gives_the_memory_back_and_loses_nothing(

@@ -8,6 +8,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from pvrd import config
 from pvrd.bus import PROPERTIES, BusAddress, Connection, Variant, plain
 from pvrd.sensors import Sensors
+from tests.buses import started_bus
 
 LONG = 30.0
 MOCK = "org.freedesktop.DBus.Mock"
@@ -118,19 +120,9 @@ def mocks() -> None:
 
 @pytest.fixture
 def system(mocks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemBus]:
-    process = subprocess.Popen(
-        ["dbus-daemon", "--session", "--print-address", "--nofork", "--nopidfile"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout is not None
-    address = process.stdout.readline().decode().strip()
-    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
-    bus = SystemBus(address)
-    yield bus
-    bus.close()
-    process.terminate()
-    process.wait(LONG)
-    process.stdout.close()
+    with started_bus() as started, closing(SystemBus(started.address)) as bus:
+        monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", started.address)
+        yield bus
 
 
 @pytest.fixture
