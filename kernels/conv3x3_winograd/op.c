@@ -159,56 +159,75 @@ static inline void transform_output(const wide *g, const float *m, size_t channe
     }
 }
 
-/* Touches n floats in their order, which a CPU foresees as it does not the pieces of far channels. */
+/* Lines of memory that are asked for before they are needed: a CPU foresees rows in their order, not the pieces of
+ * far channels. */
+typedef struct {
+    const float *at, *end;
+} ahead;
+static inline void ask(ahead *a, size_t lines) {
+    for (; lines-- && a->at < a->end; a->at += 16) __builtin_prefetch(a->at, 0, 3);
+}
+/* The same, at once. */
 static inline void foresee(const float *p, size_t n) {
     for (size_t i = 0; i < n; i += 16) (void)*(const volatile float *)(p + i);
 }
 
-/* Two rows of the result. */
-static void pair(const wide *g, size_t cols) {
-    enum { ONE = STEP * VL };
-    foresee(g->x + (HIGH - 2) * g->cin * g->xs, 2 * g->cin * g->xs);
-    foresee(g->y, 2 * g->cout * g->xs);
+/* Two rows of the result. While they are made, what the next two need comes near, unless they are the last. */
+static void pair(const wide *g, size_t cols, int first, int last) {
+    enum { ONE = STEP * VL, WIDE = VECTORS * ONE };
+    const size_t in = 2 * g->cin * g->xs, out = 2 * g->cout * g->xs;
+    if (first) {
+        foresee(g->x, 2 * in);
+        foresee(g->y, out);
+    }
+    ahead x_next = {g->x + 2 * in, g->x + (last ? 2 : 3) * in};
+    ahead y_next = {g->y + out, g->y + (last ? 1 : 2) * out};
+    const size_t times = (cols + WIDE - 1) / WIDE * (g->cout / SOME) * POINTS;
+    const size_t x_lines = (in / 16 + times) / times, y_lines = (out / 16 + times) / times;
     for (size_t at = 0; at < cols;) {
-        const int n = at + ONE < cols && g->xs >= VECTORS * ONE ? VECTORS : 1;
+        const int n = at + ONE < cols && g->xs >= WIDE ? VECTORS : 1;
         /* The last vectors reach back into those before, rather than beyond the row. */
-        const size_t x = at + (size_t)n * ONE <= g->xs ? at : g->xs - (size_t)n * ONE;
-        transform_input(g, x, n);
+        const size_t begin = at + (size_t)n * ONE <= g->xs ? at : g->xs - (size_t)n * ONE;
+        transform_input(g, begin, n);
         for (size_t o = 0; o < g->cout; o += SOME) {
             float m[POINTS * SOME * VECTORS * VL];
             for (size_t p = 0; p < POINTS; p++) {
                 const float *u = g->u + (o * POINTS + p * SOME) * g->cin, *v = g->v + p * point(g->cin);
+                ask(&x_next, x_lines);
+                ask(&y_next, y_lines);
                 if (n == 1) products_1(u, v, g->cin, m + p * SOME * VECTORS * VL);
                 else products_2(u, v, g->cin, m + p * SOME * VECTORS * VL);
             }
             for (size_t i = 0; i < SOME; i++)
                 for (int j = 0; j < n; j++)
-                    transform_output(g, m + (i * VECTORS + (size_t)j) * VL, o + i, x + (size_t)j * ONE);
+                    transform_output(g, m + (i * VECTORS + (size_t)j) * VL, o + i, begin + (size_t)j * ONE);
         }
         at += (size_t)n * ONE;
     }
 }
 
-/* G w G^T of a pair of channels, u: a point every `each` floats. */
-static void transform_weights(const float *w, size_t tap, float *u, size_t each) {
-    float rows[HIGH][3];
-    for (size_t b = 0; b < 3; b++) {
-        const float k0 = w[b * tap], k1 = w[(3 + b) * tap], k2 = w[(6 + b) * tap];
-        rows[0][b] = k0;
-        rows[1][b] = 0.5f * (k0 + k1 + k2);
-        rows[2][b] = 0.5f * (k0 - k1 + k2);
-        rows[3][b] = k2;
-    }
-    for (size_t a = 0; a < HIGH; a++, u += ACROSS * each) {
-        const float *k = rows[a], s = (k[0] + k[2]) / 6, t = k[1] / 6;
-        const float p = k[0] / 24 + k[2] / 6, q = k[1] / 12;
-        u[0] = k[0] / 4;
-        u[each] = -s - t;
-        u[2 * each] = t - s;
-        u[3 * each] = p + q;
-        u[4 * each] = p - q;
-        u[5 * each] = k[2];
-    }
+/* G w G^T of an input channel and SOME outputs. w: a tap every `cout` floats; u: a point every `each`. */
+static void transform_weights(const float *w, size_t cout, float *u, size_t each) {
+    float rows[HIGH][3][SOME];
+    for (size_t b = 0; b < 3; b++)
+        for (size_t o = 0; o < SOME; o++) {
+            const float k0 = w[b * cout + o], k1 = w[(3 + b) * cout + o], k2 = w[(6 + b) * cout + o];
+            rows[0][b][o] = k0;
+            rows[1][b][o] = 0.5f * (k0 + k1 + k2);
+            rows[2][b][o] = 0.5f * (k0 - k1 + k2);
+            rows[3][b][o] = k2;
+        }
+    for (size_t a = 0; a < HIGH; a++, u += ACROSS * each)
+        for (size_t o = 0; o < SOME; o++) {
+            const float k0 = rows[a][0][o], k1 = rows[a][1][o], k2 = rows[a][2][o];
+            const float s = (k0 + k2) / 6, t = k1 / 6, p = k0 / 24 + k2 / 6, q = k1 / 12;
+            u[o] = k0 / 4;
+            u[each + o] = -s - t;
+            u[2 * each + o] = t - s;
+            u[3 * each + o] = p + q;
+            u[4 * each + o] = p - q;
+            u[5 * each + o] = k2;
+        }
 }
 
 PVR_OP(conv3x3_winograd) {
@@ -222,9 +241,8 @@ PVR_OP(conv3x3_winograd) {
     size_t begin, end;
     pvr_split(team, cin, &begin, &end);
     for (size_t c = begin; c < end; c++)
-        for (size_t o = 0; o < cout; o++)
-            transform_weights(w + c * 9 * cout + o, cout,
-                              u + (o / SOME * POINTS * cin + c) * SOME + o % SOME, cin * SOME);
+        for (size_t o = 0; o < cout; o += SOME)
+            transform_weights(w + c * 9 * cout + o, cout, u + o * POINTS * cin + c * SOME, cin * SOME);
     pvr_barrier(team);
     pvr_split(team, (size_t)p[PVR_N_TILES] * (rows / 2), &begin, &end);
     for (size_t i = begin; i < end; i++) {
@@ -235,6 +253,6 @@ PVR_OP(conv3x3_winograd) {
             .y = (float *)call->buf[3] + tile * y_tile + row * cout * xs,
             .cin = cin, .cout = cout, .xs = xs,
         };
-        pair(&g, cols);
+        pair(&g, cols, i == begin, i + 1 == end);
     }
 }
