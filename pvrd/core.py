@@ -112,7 +112,6 @@ class Session(Object):
         self.fds = 0  # open as long as it is
         self.opened = time.monotonic()
         self.closed = False
-        self.waiting_tokens = 0  # about, of a prompt that no worker has begun with
         self._ready = False
         self._progress = 0.0
         self._error = ""

@@ -40,14 +40,12 @@ SHARED, APART = 1.3, 1.1  # canary: slices become short, and long again
 OTHERS_SEEN, OTHERS_GONE = 0.05, 0.02
 COOLER_C = 2.0  # beyond the margin, before work grows again
 CHARGED = 3.0  # percent above battery_low, before precision grows again
-PRELOAD = (512, 2048, 8192, 32768)  # tokens of the KV cache
 
 # Seconds that a step up and a step down wait.
 CONTENTION_S = (0.5, 5.0)
 HEAT_S = (1.0, 10.0)
 BATTERY_S = (2.0, 5.0)
 DESKTOP_S = (0.0, 5.0)
-PRELOAD_S = (0.0, 60.0)
 HOLD_S = (0.0, 1.0)
 WEDGED_S = (0.0, 5.0)
 BACK_S = 10.0  # from the CPU to the GPU; doubles when the GPU was lost again within SOON_S
@@ -81,7 +79,6 @@ class Snapshot:
     sleeping: bool = False  # the system is about to suspend
     wedged: bool = False  # udev said that the GPU is
     holds: tuple[str, ...] = ()  # reasons of those who keep the GPU free
-    prompt_tokens: int = 0  # of the longest prompt that waits
     sources: Mapping[str, str] = field(default_factory=dict)  # field -> who told
     unknown: Mapping[str, str] = field(default_factory=dict)  # field -> why nothing tells
 
@@ -95,7 +92,6 @@ class Decision:
     group_scale: float = 1.0  # workgroups of a slice, as a share of what it would have
     precision: str = "full"  # full (FP16, INT8) or low (INT4, small networks), for new jobs
     share: float = 1.0  # of the device's time that all work together may take, 0..1
-    preload_tokens: int = 0  # of the KV cache to make ready
     refresh_hz: float = 0.0  # of a compositor at work: slices keep out of its way; 0: none is known
     parked: bool = False  # no slice at all: suspend
     release: bool = False  # the GPU's memory is given back too
@@ -151,7 +147,6 @@ class State:
     heat: Ladder = Ladder()
     battery: Ladder = Ladder()
     desktop: Ladder = Ladder()
-    preload: Ladder = Ladder()
     hold: Ladder = Ladder()
     wedged: Ladder = Ladder()
     returned_s: float = -math.inf  # when work was let back to the GPU
@@ -269,12 +264,6 @@ def _desktop(ladder: Ladder, snapshot: Snapshot) -> Ladder:
     return ladder.step(snapshot.time_s, enter, max(enter, int(sure or kept)), DESKTOP_S, why)
 
 
-def _preload(ladder: Ladder, snapshot: Snapshot) -> Ladder:
-    tokens = snapshot.prompt_tokens
-    level = min(sum(tokens > p for p in (0, *PRELOAD)), len(PRELOAD))
-    return ladder.step(snapshot.time_s, level, level, PRELOAD_S, "long prompts come")
-
-
 def _asked(ladder: Ladder, now: float, on: bool, dwell: tuple[float, float], why: str) -> Ladder:
     new = ladder.step(now, int(on), int(on), dwell, why)
     return replace(new, why=why) if on else new  # another hold may have taken over
@@ -294,7 +283,6 @@ def decide(snapshot: Snapshot, state: State, config: Config) -> tuple[Decision, 
         state,
         hold=_asked(state.hold, now, bool(snapshot.holds), HOLD_S, held),
         wedged=_asked(state.wedged, now, snapshot.wedged, WEDGED_S, wedged),
-        preload=_preload(state.preload, snapshot),
     )
     if config.flag("governor.enabled"):
         state = replace(
@@ -308,8 +296,8 @@ def decide(snapshot: Snapshot, state: State, config: Config) -> tuple[Decision, 
         state = replace(state, contention=calm, heat=calm, battery=calm, desktop=calm, lost=0)
     due = (
         state.contention.due(state.contention_dwell), state.heat.due(HEAT_S),
-        state.battery.due(BATTERY_S), state.desktop.due(DESKTOP_S), state.preload.due(PRELOAD_S),
-        state.hold.due(HOLD_S), state.wedged.due(WEDGED_S),
+        state.battery.due(BATTERY_S), state.desktop.due(DESKTOP_S), state.hold.due(HOLD_S),
+        state.wedged.due(WEDGED_S),
     )  # fmt: skip
     state = replace(state, look_s=min(due))
     return _decision(snapshot, state, config), state
@@ -331,7 +319,6 @@ def _decision(snapshot: Snapshot, state: State, config: Config) -> Decision:
         group_scale=SCALES[heat],
         precision="low" if state.battery.level else "full",
         share=SHARES[contention],
-        preload_tokens=(0, *PRELOAD)[state.preload.level],
         refresh_hz=round(snapshot.refresh_hz or 0.0, 2) if state.desktop.level else 0.0,
         parked=snapshot.sleeping,
         release=gone or snapshot.sleeping,
@@ -378,7 +365,6 @@ def describe(decision: Decision) -> dict[str, Any]:
         "group_scale": decision.group_scale,
         "precision": decision.precision,
         "share": decision.share,
-        "preload_tokens": decision.preload_tokens,
         "refresh_hz": decision.refresh_hz,
         "parked": decision.parked,
         "release": decision.release,

@@ -98,7 +98,6 @@ class Steering:
             now,
             canary=canary,
             holds=dict.fromkeys((*core.holds.reasons(), *self._games())),
-            prompt_tokens=max((s.waiting_tokens for s in core.sessions.values()), default=0),
             wedged=bool(self._wedged),
         )
         if "idle" in snapshot.sources:  # logind told

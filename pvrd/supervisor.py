@@ -37,7 +37,6 @@ def orders(decision: Decision, kind: str) -> dict[str, Any]:
         "group_scale": decision.group_scale,
         "share": decision.share if kind == "gpu" else 1.0,
         "parked": decision.parked,
-        "preload_tokens": decision.preload_tokens,
         "refresh_hz": decision.refresh_hz if kind == "gpu" else 0.0,
     }
 

@@ -28,7 +28,6 @@ from pvrd.worker import Inbox, Worker
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1024
-A_TOKEN = 4  # characters, about
 INLINE_TEXT = 8 << 10  # bytes; longer texts go in a memfd (escaped, one takes up to six)
 TEXT_FDS = 3  # of a job: the journal's two and the stream's
 WORKER_END = {"stop", "length", "cancelled"}
@@ -45,15 +44,15 @@ class TextSession(Session):
         self.context: int = chosen["context"]
         self.kv: str = chosen["kv"]
         self.job: TextJob | None = None
-        self._preload: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         super().open()
-        self._preload = self.core.task(self._load())
+        self._loading = self.core.task(self._load())
 
     def end(self) -> None:
-        if self._preload is not None:
-            self._preload.cancel()
+        if self._loading is not None:
+            self._loading.cancel()
         if self.job is not None:
             self.job.stop(Cancelled("the session was closed"))
 
@@ -63,8 +62,17 @@ class TextSession(Session):
             self.job.news()
 
     async def _load(self) -> None:
+        """Has the model loaded, and what the first prompt needs made ready before it comes."""
+
         async def loaded(worker: Worker) -> None:
             self.arrived(worker)
+            if self.job is None:
+                worker.send(
+                    {
+                        "t": "prepare", "session": self.id, "model": model.key,
+                        "context": self.context, "kv": self.kv, "priority": self.priority,
+                    }
+                )  # fmt: skip
 
         def moved(_: str) -> None:
             self.set(progress=0.0)
@@ -209,8 +217,6 @@ class TextJob:
         self.settings: dict[str, Any] = header["settings"]
         self.model = session.model  # or its low form, from the beginning to the end
         self._low = ""  # why
-        talk = header.get("messages") or [{"content": header.get("prompt", "")}]
-        self._characters = sum(len(message["content"]) for message in talk)
         self.task: asyncio.Task[None] | None = None
         self.restarts = 0
         self._journal = Journal(header)
@@ -247,7 +253,6 @@ class TextJob:
         last: tuple[str, dict[str, Any]]
         try:
             self._low = core.precision.why
-            self._expect(self._characters // A_TOKEN)
             open_fds = core.peers.job(self.session.uid, TEXT_FDS)
             with open_fds, core.jobs.of(self._listed()) as job:
                 self.model = await core.precision.fitting(self.model)
@@ -272,7 +277,6 @@ class TextJob:
             )  # fmt: skip
         # The session is free before the client can know that the job is over.
         self.session.job = None
-        self._expect(0)
         self._journal.close()
         self._mover.close()
         try:
@@ -280,12 +284,6 @@ class TextJob:
             await self.stream.finish()
         finally:
             self.stream.close()
-
-    def _expect(self, tokens: int) -> None:
-        """A prompt of about so many tokens waits: the governor has caches made ready for it."""
-        if tokens != self.session.waiting_tokens:
-            self.session.waiting_tokens = tokens
-            self.session.core.steer()
 
     def _listed(self) -> Job:
         session = self.session
@@ -357,7 +355,6 @@ class TextJob:
                 raise Moved(self._why)
             elif kind == "text.start" and not self._started:
                 self._started = True
-                self._expect(0)
                 start: dict[str, Any] = {
                     key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")
                 }

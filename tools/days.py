@@ -128,7 +128,6 @@ def bursts() -> Iterator[Snapshot]:
             idle=idle,
             session_active=True,
             holds=("a game",) if 250 <= now < 300 else (),
-            prompt_tokens=700 if 100 <= now < 103 else 0,
         )
 
 

@@ -115,7 +115,6 @@ class Sensors:
         *,
         canary: float | None = None,
         holds: Iterable[str] = (),
-        prompt_tokens: int = 0,
         sleeping: bool = False,
         wedged: bool = False,
     ) -> Snapshot:
@@ -136,7 +135,7 @@ class Sensors:
         for name in sources:
             missing.pop(name, None)
         return Snapshot(
-            time_s=now, canary=canary, holds=tuple(holds), prompt_tokens=prompt_tokens,
+            time_s=now, canary=canary, holds=tuple(holds),
             sleeping=sleeping or self.logind.sleeping, wedged=wedged, sources=sources,
             unknown=missing, **values,
         )  # fmt: skip

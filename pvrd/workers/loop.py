@@ -279,7 +279,7 @@ class Worker:
         self.send({"t": "pong", "n": received.message.get("n", 0)})
 
     def _on_load(self, received: protocol.Received) -> None:
-        self._models.load(received.message, received.fd())
+        self._text.roomy(lambda: self._models.load(received.message, received.fd()))
 
     def _on_unload(self, received: protocol.Received) -> None:
         model = str(received.message["model"])
@@ -289,6 +289,9 @@ class Worker:
     def _on_text(self, received: protocol.Received) -> None:
         carried = received.fd(1) if received.message.get("carried") else -1
         self._text.start(received.message, received.fd(), carried)
+
+    def _on_prepare(self, received: protocol.Received) -> None:
+        self._text.prepare(received.message)
 
     def _on_export(self, received: protocol.Received) -> None:
         message = received.message
@@ -322,7 +325,7 @@ class Worker:
         session = str(message["session"])
         if session in self._videos:
             raise InvalidArgument(f"There is a video session {session} already.")
-        task = VideoTask(self._models, message, received.fd(), self.send)
+        task = self._text.roomy(lambda: VideoTask(self._models, message, received.fd(), self.send))
         self._videos[session] = task
         self._scheduler.add(task)
 
@@ -384,6 +387,7 @@ class Worker:
         "ping": _answer_ping,
         "load": _on_load,
         "unload": _on_unload,
+        "prepare": _on_prepare,
         "text": _on_text,
         "text.export": _on_export,
         "ack": _on_ack,

@@ -10,70 +10,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.backends.base import Executable
 from engine.backends.crosscheck import Suspect
-from engine.errors import DeviceLost, InvalidArgument, PvrError
+from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
 from engine.text import carry, generate, journal
 from engine.text.batch import MAX_LANES, Batch, Batches
 from engine.text.generate import Event, Generation
-from engine.text.model import State, TextModel
-from pvrd.workers import devices, protocol
+from engine.text.model import State
+from pvrd.workers import protocol
 from pvrd.workers.models import Models
 from pvrd.workers.schedule import Scheduler, Task
+from pvrd.workers.text_state import DEFAULT_PRIORITY, ReadyTask, Session
 from pvrd.workers.timings import Spans
-
-DEFAULT_PRIORITY = 5
 
 Send = Callable[[Mapping[str, Any]], None]
 Company = Callable[["TextTask"], tuple["list[TextTask]", Batch | None]]
-
-
-class Session:
-    """A session: its KV state, made by its first job, and its jobs, of which the first runs."""
-
-    def __init__(self, models: Models, batches: Batches) -> None:
-        self._batches = batches
-        self.jobs: deque[TextTask] = deque()
-        self.model = ""
-        self.closing = False
-        self._models = models
-        self._asked = (0, "")
-        self._state: State | None = None
-
-    def state(self, model: str, context: int, kv: str = "f16") -> State:
-        """The state for this model and context (0: a default; at most what the model can do), with
-        caches of the form `kv`.
-
-        Raises:
-            UnknownModel, UnsupportedModel, OutOfMemory
-        """
-        stale = self._state is None or self.doubt() is not None
-        if stale or (self.model, self._asked) != (model, (context, kv)):
-            self.forget()
-            loaded: TextModel = self._models.text(model)
-            self._state = loaded.state(min(context, int(loaded.info["context"])), kv)
-            self._models.acquire(model)
-            self.model, self._asked = model, (context, kv)
-        assert self._state is not None
-        return self._state
-
-    def doubt(self) -> tuple[str, str] | None:
-        """A kernel, and why, that may have made the state wrong."""
-        if self._state is None:
-            return None
-        return devices.doubt(self._models.backend, self._state.executable)
-
-    def forget(self) -> None:
-        """Gives the KV memory back."""
-        if self._state is not None:
-            self._batches.drop(self._state)
-            self._state.close()
-            self._state = None
-            self._models.release(self.model)
+Room = Callable[[Callable[[], State]], State]
+_T = TypeVar("_T")
 
 
 class TextTask:
@@ -87,11 +43,12 @@ class TextTask:
         fd: int,
         send: Send,
         company: Company,
+        room: Room,
         carried: int = -1,
     ) -> None:
         """Reads the journal; `fd` stays the caller's, and so does `carried`: what another worker
         computed of this job (engine/text/carry.py). `company` knows whose tokens can come of the
-        same slice.
+        same slice, `room` how to find memory.
 
         Raises:
             InvalidArgument: a damaged journal.
@@ -116,6 +73,7 @@ class TextTask:
         # For each kernel how many tokens there were when it was last found right.
         self._right: dict[str, int] = {}
         self._company = company
+        self._room = room
         self._failed: PvrError | None = None
         models.text(self.model)
         models.acquire(self.model)
@@ -150,7 +108,8 @@ class TextTask:
             self.suspect(*found)
         if self._generation is None:
             with self._models.pipelines(self.subject()):
-                state = self.session.state(self.model, self._context, self._kv)
+                asked = self.model, self._context, self._kv
+                state = self._room(lambda: self.session.state(*asked))
                 self._adopt(state)
             self._generation = Generation(state, self._request, self._delivered)
         tasks, batch = self._company(self)
@@ -307,11 +266,40 @@ class TextJobs:
         if job in self._tasks:
             raise InvalidArgument(f"There is a job {job} already.")
         session = self._sessions.get(name) or Session(self._models, self._batches)
-        task = TextTask(self._models, session, message, fd, self._send, self._company, carried)
+        task = TextTask(
+            self._models, session, message, fd, self._send, self._company, self.roomy, carried
+        )
         self._sessions[name] = session
         session.jobs.append(task)
         self._tasks[job] = task
+        session.begun = True
         self._scheduler.add(task)
+
+    def prepare(self, message: Mapping[str, Any]) -> None:
+        """A session was opened: its caches and recordings are made when nobody else has work."""
+        name = str(message["session"])
+        session = self._sessions.setdefault(name, Session(self._models, self._batches))
+        self._scheduler.add(ReadyTask(self._models, self._scheduler, session, message))
+
+    def give_back(self) -> bool:
+        """Frees what was made for prompts that have not come; False when there is nothing."""
+        idle = [s for s in self._sessions.values() if s.kept and not s.begun]
+        for session in idle:
+            session.forget()
+        return bool(idle)
+
+    def roomy(self, action: Callable[[], _T]) -> _T:
+        """Does something that takes memory; once more with what was made ahead given back.
+
+        Raises:
+            OutOfMemory: as the action, as all else.
+        """
+        try:
+            return action()
+        except OutOfMemory:
+            if not self.give_back():
+                raise
+        return action()
 
     def _company(self, task: TextTask) -> tuple[list[TextTask], Batch | None]:
         """Tasks whose next tokens can come of one slice with this one's, and what computes them."""

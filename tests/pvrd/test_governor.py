@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pvrd import config, governor
+from pvrd import config, governor, systemd
 from pvrd.config import Config
 from pvrd.governor import Decision, Governor, Snapshot, State, decide
 
@@ -202,14 +202,6 @@ def test_a_wedged_gpu_is_left() -> None:
     assert day(5.1).device == "gpu"
 
 
-def test_long_prompts_make_cache_ready() -> None:
-    day = Day()
-    for tokens, ready in ((0, 0), (1, 512), (512, 512), (513, 2048), (10**6, 32768)):
-        assert day(prompt_tokens=tokens).preload_tokens == ready
-    assert day(59).preload_tokens == 32768
-    assert day(240).preload_tokens == 0
-
-
 def test_a_governor_that_is_turned_off_obeys_people_alone() -> None:
     day = Day(settings(governor__enabled=False))
     known = {"canary": 99.0, "margin_c": -9.0, "battery": 1.0, "session_active": True}
@@ -220,7 +212,7 @@ def test_a_governor_that_is_turned_off_obeys_people_alone() -> None:
 
 def test_each_change_is_logged_once_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[tuple[str, dict[str, str]]] = []
-    monkeypatch.setattr(governor.systemd, "log", lambda _, text, **f: lines.append((text, f)))
+    monkeypatch.setattr(systemd, "log", lambda _, text, **f: lines.append((text, f)))
     brain = Governor(DEFAULTS)
     brain.decide(Snapshot(1.0))
     assert lines == []
@@ -231,7 +223,7 @@ def test_each_change_is_logged_once_with_its_reason(monkeypatch: pytest.MonkeyPa
     assert "device cpu" in text
     assert "the GPU is held: a game" in text
     assert fields["PVRD_REASON"] == "the GPU is held: a game"
-    assert fields["MESSAGE_ID"] == governor.systemd.MESSAGE_DECISION
+    assert fields["MESSAGE_ID"] == systemd.MESSAGE_DECISION
     brain.decide(Snapshot(7.0))
     brain.decide(Snapshot(8.0))
     assert len(lines) == 2
@@ -253,7 +245,6 @@ FIELDS: dict[str, Callable[[random.Random], Any]] = {
     "session_active": lambda r: r.choice([None, True, False]),
     "refresh_hz": lambda r: r.choice([None, 60.0]),
     "holds": lambda r: r.choice([(), (), ("x",)]),
-    "prompt_tokens": lambda r: r.choice([0, r.randrange(40000)]),
 }
 
 
@@ -283,7 +274,7 @@ def moves(times: list[tuple[float, float]]) -> Iterator[tuple[float, float, floa
 def test_no_ladder_turns_faster_than_its_dwell(seed: int) -> None:
     state = State()
     seen: dict[str, list[tuple[float, float]]] = {
-        name: [] for name in ("contention", "heat", "battery", "desktop", "hold", "preload")
+        name: [] for name in ("contention", "heat", "battery", "desktop", "hold")
     }
     for snapshot in days(seed):
         decision, state = decide(snapshot, state, DEFAULTS)
@@ -291,12 +282,10 @@ def test_no_ladder_turns_faster_than_its_dwell(seed: int) -> None:
             values.append((snapshot.time_s, getattr(state, name).level))
         assert decision.share in governor.SHARES
         assert decision.group_scale in governor.SCALES
-        assert decision.reason or decision == replace(
-            Decision(slice_ms=20.0), preload_tokens=decision.preload_tokens
-        )
+        assert decision.reason or decision == Decision(slice_ms=20.0)
     dwells = {
         "contention": governor.CONTENTION_S, "heat": governor.HEAT_S, "hold": governor.HOLD_S,
-        "battery": governor.BATTERY_S, "desktop": governor.DESKTOP_S, "preload": governor.PRELOAD_S,
+        "battery": governor.BATTERY_S, "desktop": governor.DESKTOP_S,
     }  # fmt: skip
     for name, (up, down) in dwells.items():
         for seconds, _, second in moves(seen[name]):

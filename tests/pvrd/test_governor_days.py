@@ -48,7 +48,6 @@ def test_bursts_of_a_compositor() -> None:
     seen = day("bursts")
     assert min(d.share for _, d in seen) < 1
     assert all(d.device == "cpu" or d.release for s, d in seen if s.holds)
-    assert any(d.preload_tokens >= 700 for s, d in seen if s.prompt_tokens)
     last = seen[-1][1]  # nobody is there
     assert (last.device, last.share) == ("gpu", 1.0)
     assert last.slice_ms > seen[0][1].slice_ms
