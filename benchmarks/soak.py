@@ -185,7 +185,8 @@ class Soak:
     def timed(self, client: Client, draw: random.Random) -> None:
         """Frames with deadlines: each answered once, in order."""
         with client.open_video({**VIDEO, "device": "auto"}) as video:
-            free, seqs = list(range(video.slots)), []
+            free = list(range(video.slots))
+            seqs: list[int] = []
             seq = 0
             while len(seqs) < FRAMES:
                 while free and seq < FRAMES and video.credits:

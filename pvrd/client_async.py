@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -129,7 +129,7 @@ class AsyncClient:
         async with self._changed:
             await self._changed.wait_for(lambda: self.owner)
 
-    async def restarts(self) -> AsyncIterator[str]:
+    async def restarts(self) -> AsyncGenerator[str, None]:
         """Yields the daemon's unique name now and each time that another one has come."""
         seen = ""
         while True:
@@ -342,7 +342,7 @@ class AsyncStream:
             os.close(self._fd)
             self._fd = -1
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields each event.
 
         Raises:
@@ -392,18 +392,18 @@ class AsyncText:
         self._call = call
         self.end: dict[str, Any] = {}  # the event `end`, as soon as it came
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields each event. Raises as AsyncStream."""
         stream = AsyncStream(await self._session.ask(self._call))
-        async with contextlib.aclosing(aiter(stream)) as events:  # type: ignore[type-var]
+        async with contextlib.aclosing(aiter(stream)) as events:
             async for event in events:
                 if event.get("type") == "end":
                     self.end = event
                 yield event
 
-    async def tokens(self) -> AsyncIterator[str]:
+    async def tokens(self) -> AsyncGenerator[str, None]:
         """Yields the pieces of the answer. Raises as AsyncStream."""
-        async with contextlib.aclosing(aiter(self)) as events:  # type: ignore[type-var]
+        async with contextlib.aclosing(aiter(self)) as events:
             async for event in events:
                 if event.get("text"):
                     yield str(event["text"])

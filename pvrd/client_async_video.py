@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -101,7 +101,7 @@ class AsyncVideoSession(Ring):
 
     async def enlarge(
         self, frames: AsyncIterator[Sequence[NDArray[Any]]]
-    ) -> AsyncIterator[tuple[Done, Planes]]:
+    ) -> AsyncGenerator[tuple[Done, Planes], None]:
         """Enlarges frames as they come, as many under way at once as the session takes: yields each
         with the planes of its result, which are the frame's until the next one is asked for.
 

@@ -186,7 +186,7 @@ class Api:
                 job: AsyncText = (
                     session.chat(turns, settings) if chat else session.generate(prompt, settings)
                 )
-                async with contextlib.aclosing(aiter(job)) as lines:  # type: ignore[type-var]
+                async with contextlib.aclosing(aiter(job)) as lines:
                     async for event in lines:
                         yield event
 

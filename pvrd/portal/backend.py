@@ -178,7 +178,7 @@ class Backend:
         talk = self._talk(session, given, media, source, target)
         settings = {"max_tokens": most, "temperature": temperature}
         job = (await self._of(session, mode)).chat(talk, settings)
-        async with contextlib.aclosing(job.tokens()) as pieces:  # type: ignore[type-var]
+        async with contextlib.aclosing(job.tokens()) as pieces:
             async for piece in pieces:
                 self._emit(call, "TokenReceived", "sb", handle, path, piece, False)
         self._emit(call, "TokenReceived", "sb", handle, path, "", True)

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -153,7 +154,7 @@ def test_first_call_starts_it_and_status_reads_well(installed, until) -> None:
     assert installed.run("pvrctl", "doctor", user="tester", check=False).returncode in (0, 1)
 
 
-def sensors(installed) -> dict[str, dict]:
+def sensors(installed) -> dict[str, dict[str, Any]]:
     """The sensors' rows by their names."""
     return {row["name"]: row for row in installed.ctl("stats")["sensors"]}
 

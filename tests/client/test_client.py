@@ -109,7 +109,7 @@ def test_frames_as_arrays(pvrd: Restartable, depth: int) -> None:
     """Both clients enlarge the same frames to the same results, in order."""
     settings = {**FRAME, "depth": depth, "device": "cpu"}
     with Client(pvrd.address) as client, client.open_video(settings) as video:
-        found = []
+        found: list[list[np.ndarray]] = []
         for done, planes in video.enlarge(ramp(seq, depth) for seq in range(9)):
             assert done.seq == len(found) + 1
             found.append([plane.copy() for plane in planes])
@@ -172,7 +172,7 @@ def test_a_restart_is_survived(pvrd: Restartable) -> None:
                 await asyncio.to_thread(pvrd.start)
                 assert await asking == whole
                 assert await anext(restarts) not in ("", owner)
-                await restarts.aclose()  # type: ignore[attr-defined]
+                await restarts.aclose()
 
         asyncio.run(ask())
         for session in (second, first):
@@ -207,8 +207,7 @@ def test_a_video_session_ends_with_its_daemon(pvrd: Restartable) -> None:
                     await rest()
             await asyncio.to_thread(pvrd.start)
             async with await client.open_video(FRAME) as video:
-                feed = frames()
-                async for done, _ in video.enlarge(feed):
+                async for done, _ in video.enlarge(frames()):
                     assert done.seq == 1
                     break
 

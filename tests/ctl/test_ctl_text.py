@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_a_reader_that_goes_away_cancels_the_job(fake) -> None:
 
 def test_a_closed_standard_output_is_a_sentence(fake) -> None:
     script = 'exec "$@" >&-'
-    command = ["sh", "-c", script, "sh", os.sys.executable, "-m", "pvrd.ctl.main", "generate", "x"]
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "pvrd.ctl.main", "generate", "x"]
     done = subprocess.run(command, env=fake.env, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "pvrctl: Standard output: Bad file descriptor.\n"

@@ -74,7 +74,7 @@ def write_model(
 
     def matrix(name: str, rows: int, cols: int) -> None:
         short = name.removesuffix(".weight").rpartition(".")[2]
-        q = Q[s.kinds.get(short, kind)]
+        q: Any = Q[s.kinds.get(short, kind)]
         values = rng.standard_normal((rows, cols), dtype=np.float32) / np.sqrt(cols)
         w.add_tensor(name, gguf.quants.quantize(values, q), raw_dtype=q)
 

@@ -325,17 +325,17 @@ def _write_rope(w: gguf.GGUFWriter, case: Case) -> None:
             how[k]
             for k in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
         )
-        factors = []
+        each: list[float] = []
         for freq in 1.0 / c["rope_theta"] ** (np.arange(0, dim, 2) / dim):
             wave = 2 * np.pi / freq
             smooth = (original / wave - low) / (high - low)
             if wave < original / high:
-                factors.append(1.0)
+                each.append(1.0)
             elif wave > original / low:
-                factors.append(how["factor"])
+                each.append(how["factor"])
             else:
-                factors.append(1 / ((1 - smooth) / how["factor"] + smooth))
-        w.add_tensor("rope_freqs.weight", np.asarray(factors, np.float32))
+                each.append(1 / ((1 - smooth) / how["factor"] + smooth))
+        w.add_tensor("rope_freqs.weight", np.asarray(each, np.float32))
 
 
 def _gguf_tensors(case: Case) -> dict[str, Array]:

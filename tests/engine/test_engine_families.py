@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_stacks_of_experts_are_cut(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", CASES["qwen3_moe"])
     limits = Limits(max_storage_range=18 << 10)
     with loaded(path, NullBackend(reference=True, limits=limits)) as model:
-        state = model.state(96)
+        state: Any = model.state(96)
         calls = state.executable.program.sequences["decode"]
         experts = [c for c in calls if c.op == "experts"]
         assert len(experts) == 2 * 3 * 2  # layers, stacks, shards

@@ -24,7 +24,9 @@ from tests.engine.family_models import CASES, write_folder, write_tokenizer_json
 
 DEVICES = [DeviceInfo(kind, "one", "none", False, Limits()) for kind in ("gpu", "cpu")]
 # None of them is right for anything that is a size, a flag or a name.
-WRONG = (None, "", "x", -1, 1 << 40, 10**400, float("nan"), float("inf"), -0.5, [], {}, [1], 1e300)
+WRONG: tuple[Any, ...] = (
+    None, "", "x", -1, 1 << 40, 10**400, float("nan"), float("inf"), -0.5, [], {}, [1], 1e300,
+)  # fmt: skip
 SIZES = (0, 1, 2, 4, 32, 64, 320, 1 << 12, (1 << 24) - 1)
 FAMILIES = ["gemma2", "phi3 long", "qwen2_moe"]  # caps, two tables, experts
 

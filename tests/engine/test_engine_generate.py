@@ -79,6 +79,7 @@ def test_events(state: State) -> None:
     assert end.reason == "length"
     assert [t.n for t in tokens(events)] == list(range(5))
     for t in tokens(events):
+        assert t.top5 is not None
         assert t.id == t.top5[0][0]
         assert len(t.top5) == 5
         assert [v for _, v in t.top5] == sorted((v for _, v in t.top5), reverse=True)

@@ -289,5 +289,5 @@ def test_cache_is_used_renewed_and_not_needed(tmp_path: Path, tiny_q8: Path, tin
     in_memory, reason = compiled_model(fd, str(tmp_path / "no" / "m.pvrm"))
     assert "cannot be written" in reason
     assert in_memory.blob("l0.qkv.0").tobytes() == compiled.blob("l0.qkv.0").tobytes()
-    for f in (fd, other, source):
-        os.close(f)
+    for one in (fd, other, source):
+        os.close(one)

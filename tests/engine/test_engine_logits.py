@@ -81,7 +81,8 @@ def test_shards_change_nothing(tmp_path: Any, tiny: Any) -> None:
     whole = load(path, NullBackend(reference=True), chunk=8)
     limits = Limits(max_storage_range=26 << 10)
     cut = load(path, NullBackend(reference=True, limits=limits), chunk=8)
-    state, other = whole.state(32), cut.state(32)
+    state: Any = whole.state(32)
+    other: Any = cut.state(32)
     calls = [len(s.executable.program.sequences["head"]) for s in (state, other)]
     assert calls[1] > calls[0] + 3
     for s in (state, other):

@@ -72,11 +72,11 @@ def whole(key: str) -> bytes:
         tensors += part(5, dims + b"\x10\x01" + part(8, initialiser.encode()) + raw)
     out = b""
     file = gzip.decompress((DATA / "decoder_onnx" / f"{key}.onnx.gz").read_bytes())
-    for number, value in onnx_wire._fields(memoryview(file)):
-        if isinstance(value, int):
-            out += varint(number << 3) + varint(value)
+    for number, found in onnx_wire._fields(memoryview(file)):
+        if isinstance(found, int):
+            out += varint(number << 3) + varint(found)
         else:
-            out += part(number, bytes(value) + (tensors if number == 7 else b""))
+            out += part(number, bytes(found) + (tensors if number == 7 else b""))
     return out
 
 

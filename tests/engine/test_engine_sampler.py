@@ -35,7 +35,7 @@ def plain(logits: np.ndarray, s: Settings) -> np.ndarray:
         order = order[: s.top_k]
     p = np.exp(logits[order] - logits[order].max())
     p /= p.sum()
-    keep = []
+    keep: list[int] = []
     total = 0.0
     for i, q in zip(order, p, strict=True):
         if s.top_p < 1 and keep and total >= s.top_p:
@@ -81,7 +81,7 @@ def test_distribution(settings: dict[str, float], reads: bool) -> None:
     for position in range(n):
         got[sample(best, s, position, 3000, everything)] += 1 / n
     assert bool(asked) == reads
-    assert np.abs(got - truth).sum() < 3 * math.sqrt(max(2, np.count_nonzero(truth)) / n)
+    assert np.abs(got - truth).sum() < 3 * math.sqrt(max(2, int(np.count_nonzero(truth))) / n)
     assert not got[truth == 0].any()
 
 

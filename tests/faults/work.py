@@ -228,7 +228,7 @@ class Work:
 
     def over(self) -> bool:
         """Is everything at its end?"""
-        return all(one.over for one in (*self.texts, *self.videos))
+        return all(t.over for t in self.texts) and all(v.over for v in self.videos)
 
     def follow(self, until: Callable[[], bool], seconds: float = WAIT_S) -> None:
         """Reads whatever comes until it is so."""
@@ -272,7 +272,9 @@ class Work:
 
     def close(self) -> None:
         """Closes the sessions."""
-        for one in (*self.texts, *self.videos):
-            one.close()
+        for text in self.texts:
+            text.close()
+        for video in self.videos:
+            video.close()
         self.texts.clear()
         self.videos.clear()

@@ -58,7 +58,7 @@ class Stranger:
             rule = [f"type='{kind}',eavesdrop='true'"]
             with contextlib.suppress(BusError):  # most buses refuse that by themselves
                 await self.connection.call(BUS, "/org/freedesktop/DBus", BUS, "AddMatch", "s", rule)
-        ways = [
+        ways: list[Any] = [
             (TEXT, "Generate", "sa{sv}", "x", {}), (TEXT, "Chat", "aa{ss}a{sv}", [], {}),
             (TEXT, "Cancel"), (TEXT, "Close"), (TEXT, "CountTokens", "s", "x"),
             (TEXT, "Embed", "asa{sv}", ["x"], {}), (VIDEO, "Close"), (VIDEO, "Pause", "b", True),

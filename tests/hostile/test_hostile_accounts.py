@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.pvrd.conftest import LONG, environment, write_config
+from tests.buses import write_config
+from tests.pvrd.conftest import LONG, environment
 
 pytestmark = pytest.mark.bus
 

@@ -15,7 +15,7 @@ import pytest
 from dbus_next.constants import MessageType
 from dbus_next.message import Message
 
-from pvrd.bus import V
+from pvrd.bus import V, Variant
 from tests.hostile.raw import MANAGER, Raw
 
 pytestmark = pytest.mark.bus
@@ -90,7 +90,7 @@ def test_ten_thousand_calls_and_no_reply_read(well: Any, callers: Any, raw: Any)
     assert resident(well) < 150 << 20
 
 
-def nested(depth: int) -> V:
+def nested(depth: int) -> Variant:
     value = V("s", "x")
     for _ in range(depth):
         value = V("v", value)

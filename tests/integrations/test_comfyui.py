@@ -66,7 +66,7 @@ class Comfy:
 @pytest.fixture
 def comfy(monkeypatch: pytest.MonkeyPatch) -> Comfy:
     made = Comfy()
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "comfy": {},
         "comfy.utils": {"ProgressBar": made.bar},
         "comfy.model_management": {"throw_exception_if_processing_interrupted": made.look},

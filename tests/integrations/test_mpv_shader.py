@@ -86,8 +86,7 @@ def by_the_engine(backend: Backend, name: str, luma: Luma) -> Luma:
         stride = fmt.planes()[0].stride
         src = np.zeros((rows, stride), np.uint8)
         src[:, :columns] = luma
-        found: Luma = enlarge(backend, model, fmt, [src])[0]
-        return found
+        return enlarge(backend, model, fmt, [src])[0].astype(np.uint8, copy=False)
     finally:
         model.close()
 
@@ -104,7 +103,8 @@ def test_a_player_makes_of_it_what_the_engine_does(
     assert json.loads(said.stdout)["scale"] == scale
     small, truth = pictures(scale)
     got, want = played(shader, small, scale), by_the_engine(backend, name, small)
-    cubic = plain.enlarge(small, 0, 0, *small.shape, 8, scale)
+    rows, columns = small.shape
+    cubic = plain.enlarge(small, 0, 0, rows, columns, 8, scale)
     engine, player = psnr(want, truth), psnr(got, truth)
     assert player == pytest.approx(engine, abs=0.05)
     print(f"{name}: {player:.3f} dB in a player, {engine:.3f} dB by the engine")

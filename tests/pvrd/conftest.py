@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, Reply, plain, variant
-from tests.buses import ROOT, started_bus, write_config  # noqa: F401  (ROOT: for tests)
 from tests.buses import environment as own_environment
+from tests.buses import started_bus, write_config
 from tests.buses import until as wait_for
 
 FAKE = Path(__file__).with_name("fake_worker.py")

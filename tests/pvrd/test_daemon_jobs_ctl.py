@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.pvrd.conftest import ROOT, TEXT
+from tests.buses import ROOT
+from tests.pvrd.conftest import TEXT
 
 pytestmark = pytest.mark.bus
 

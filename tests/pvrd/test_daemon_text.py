@@ -99,7 +99,7 @@ def test_answers_that_are_no_stream(session: str, caller: Any) -> None:
         "w0 w1 end"
     ]
     assert done() == before + 3
-    bad = [
+    bad: list[Any] = [
         ("Embed", "asa{sv}", [], {}), ("Embed", "asa{sv}", [""], {}),
         ("Embed", "asa{sv}", ["a"], caller.options(pooling="max")),
         ("Classify", "sasa{sv}", "t", ["x"], {}), ("Classify", "sasa{sv}", "t", ["x", "x"], {}),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.pvrd.conftest import ROOT
+from tests.buses import ROOT
 
 CODE = """
 import os, subprocess, sys

@@ -268,10 +268,10 @@ def test_tasks_of_one_account_have_its_share_together() -> None:
     had: dict[str, float] = defaultdict(float)
     now = 0.0
     for _ in range(4000):
-        key = scheduler.pick([Ready("a"), Ready("b"), Ready("c")], now)
+        picked = scheduler.pick([Ready("a"), Ready("b"), Ready("c")], now)
         now += 0.001
-        had[str(key)] += 0.001
-        scheduler.charge([key], 0.001, now)
+        had[str(picked)] += 0.001
+        scheduler.charge([picked], 0.001, now)
     assert had["a"] + had["b"] >= 0.95 * 0.4 * now
     assert had["a"] + had["b"] <= 0.5 * now
     assert abs(had["a"] - had["b"]) <= 0.1 * now

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import common, qos_compositor, qos_days, qos_gpu
 from benchmarks.qos_compositor import Beat, Scene, calibrate
+from benchmarks.qos_programs import Frames
 
 
 @pytest.mark.parametrize("budget", [1.0, 6.0, 10.8])
@@ -56,7 +57,7 @@ def test_frames_before_those_that_count_are_left_out(monkeypatch: pytest.MonkeyP
     clock = [1_000_000_000]
     monkeypatch.setattr("time.monotonic_ns", lambda: clock[0])
     monkeypatch.setattr(qos_compositor, "sleep_until", lambda at: clock.__setitem__(0, at))
-    drawn = []
+    drawn: list[Any] = []
 
     def frame() -> float:
         drawn.append(25_000_000 if len(drawn) < 30 else 1_000_000)  # late only before they count
@@ -101,9 +102,9 @@ def test_all_of_the_gpu_part_works_on_a_gpu_in_software() -> None:
 
 
 def test_percentiles_of_frames() -> None:
-    frames = qos_gpu.Frames([float(i) for i in range(1, 101)], 0, 1.0, [], 1, "gpu")
+    frames = Frames([float(i) for i in range(1, 101)], 0, 1.0, [], 1, "gpu")
     assert (frames.p50, frames.p99, frames.over(90.0)) == (50.5, 100.0, 10.0)
-    assert qos_gpu.Frames([6.0] * 500, 3, 1.0, [], 1, "gpu").missed_of_1000 == 6.0
+    assert Frames([6.0] * 500, 3, 1.0, [], 1, "gpu").missed_of_1000 == 6.0
 
 
 def test_what_video_got_done() -> None:

@@ -90,7 +90,7 @@ class Peer:
 
     def answer(self, job: str) -> list[dict[str, Any]]:
         """The job's tokens to its end; acknowledges each."""
-        tokens = []
+        tokens: list[int] = []
         while True:
             message = self.recv()
             assert message["t"] != "error", message

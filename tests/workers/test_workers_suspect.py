@@ -38,7 +38,7 @@ class Sick(Numpy):
     kernel, begin = WRONG, 0
 
     def executable(self, program: Any, weights: Any, lent: Any = NOTHING) -> Apart:
-        made = super().executable(program, weights, lent)
+        made: Any = super().executable(program, weights, lent)
         run_apart, aside = made.run_apart, self.aside
 
         def sick(*args: Any) -> Any:
@@ -47,7 +47,7 @@ class Sick(Numpy):
             self._counters["submissions"] += 1
             return run_apart(*args)
 
-        made.run_apart = sick  # type: ignore[method-assign]
+        made.run_apart = sick
         return made
 
     def quarantined(self) -> dict[str, str]:

@@ -115,7 +115,9 @@ def test_sessions_take_turns_and_do_not_touch_each_other(peer: Start, tiny: Path
     before = worker.expect("stats")["counters"]["submissions"]
     for job, prompt in prompts.items():
         worker.text(f"t{job}", prompt, session=job, max_tokens=12)
-    order, got, left = [], {job: [] for job in prompts}, len(prompts)
+    order: list[str] = []
+    got: dict[str, list[int]] = {job: [] for job in prompts}
+    left = len(prompts)
     while left:
         message = worker.recv()
         assert message["t"] != "error", message

@@ -196,7 +196,7 @@ def _calls(op: str) -> tuple[str, dict[str, Any], dict[str, Any], int]:
         arrays = {"x": normal(LONG, k), "w": normal(k), "y": normal(LONG, k)}
         return "base", {"k": k, "eps": 1e-5, "last": 0, "add": 0}, arrays, LONG
     if op == "swiglu":
-        push = {"f": k, "act": 0, "each": 1}
+        push: dict[str, float] = {"f": k, "act": 0, "each": 1}
         return "base", push, {"gu": normal(LONG, 2 * k), "h": normal(LONG, k)}, LONG
     if op == "embed":
         ids = rng.integers(0, n, LONG, np.uint32)

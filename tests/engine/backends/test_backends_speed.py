@@ -97,7 +97,7 @@ class Clock(NullBackend):
         self.info = replace(self.info, software=False)
 
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> Any:
-        exe = super().executable(program, weights, lent)
+        exe: Any = super().executable(program, weights, lent)
         calls = program.sequences["chain"]
 
         def run(*sequences: str) -> RunStats:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,7 +23,7 @@ from tests.engine.backends.conftest import PARAMS, chain, chain_data, swiglu
 gpu = pytest.mark.gpu
 
 
-def ready(backend: VulkanBackend) -> tuple[object, np.ndarray]:
+def ready(backend: VulkanBackend) -> tuple[Any, np.ndarray]:
     x, w, want = chain_data()
     exe = backend.executable(chain(), backend.weights({"w": w}))
     exe.write("params", PARAMS)

@@ -17,6 +17,7 @@ from PIL import Image
 from engine.backends.base import Backend
 from engine.backends.crosscheck import CheckedBackend
 from engine.errors import BadModel, PvrError, UnsupportedModel
+from engine.importers import convnets
 from engine.pace import LIMIT
 from engine.pvrm import Pvrm
 from engine.video import convnet, frames, kinds
@@ -71,7 +72,7 @@ def load(backend: Backend, data: bytes, cache: str = "") -> tuple[ConvModel, Net
     fd = fd_of(data)
     try:
         model = ConvModel.load(fd, backend, cache=cache)
-        return model, convnet.convnets.load_fd(fd)
+        return model, convnets.load_fd(fd)
     finally:
         os.close(fd)
 
@@ -272,7 +273,7 @@ def test_the_cache_is_used(cpu_backend: Backend, tmp_path: Path) -> None:
 def test_compiled_files(cpu_backend: Backend, tmp_path: Path, fmt: str) -> None:
     path, data = tmp_path / "a.pvrm", file(3)
     fd = fd_of(data)
-    net = convnet.convnets.load_fd(fd)
+    net = convnets.load_fd(fd)
     os.close(fd)
     convnet.write(path, net, fmt, {"name": "a", "licence": "CC0"})
     with path.open("rb") as f:
@@ -290,11 +291,14 @@ def test_compiled_files(cpu_backend: Backend, tmp_path: Path, fmt: str) -> None:
 def test_compiled_files_that_are_damaged(cpu_backend: Backend, tmp_path: Path) -> None:
     path = tmp_path / "a.pvrm"
     fd = fd_of(file(3))
-    net = convnet.convnets.load_fd(fd)
+    net = convnets.load_fd(fd)
     os.close(fd)
     convnet.write(path, net, "f16", {"name": "a"})
     held = Pvrm.open(path)
-    for change in ({"format": "q8"}, {"format": "q5"}, {"network": {}}, {"compiler": 0}):
+    wrong: list[dict[str, Any]] = [
+        {"format": "q8"}, {"format": "q5"}, {"network": {}}, {"compiler": 0},
+    ]  # fmt: skip
+    for change in wrong:
         held.metadata = {**Pvrm.open(path).metadata, **change}
         with pytest.raises((BadModel, UnsupportedModel)):
             ConvModel(held, cpu_backend)

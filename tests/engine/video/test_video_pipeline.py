@@ -5,6 +5,8 @@ rubbish.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -48,7 +50,7 @@ def network(file: Pvrm, inputs: F64, prefix: str = "") -> F64:
     skips = {b: a for a, b in meta.get("skips", [])}
     count = meta["blocks"] + 2
     x = np.pad(inputs / 255, ((0, 0), (count, count), (count, count)), mode="edge")
-    given = []
+    given: list[Any] = []
     for i in range(count):
         flat = file.blob(f"{prefix}conv{i}").view("<f4").astype(np.float64)
         cin = x.shape[0]
