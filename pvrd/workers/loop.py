@@ -66,7 +66,7 @@ class Worker:
         self._singles: dict[str, PictureTask | QueryTask] = {}  # by job: what cancelling fails
         self._meter = Meter()
         self._recorder = Recorder(self._meter)
-        self._neighbour: Neighbour | None = None  # of others on the CPU
+        self._neighbour = Neighbour() if kind == "cpu" else None
         self._share = 1.0  # of the time, that slices may take
         self._parked = False
         self._rests = 0.0  # until then no slice runs
@@ -132,8 +132,6 @@ class Worker:
             listen(lambda what, name, reason: self._on_kernel(what, name, backend, wanted))
         if backend is not None and hasattr(backend, "announce"):
             backend.announce = lambda on: self.send({"t": "busy", "on": on})
-        if backend is not None and (self._kind == "cpu" or backend.info.software):
-            self._neighbour = Neighbour()
         if backend is not None and wanted.at:
             backend = faults.FaultyBackend(backend, wanted)
         return None if backend is None else Metered(backend, self._meter)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker that computes on the CPU as a neighbour of the desktop: which cores it takes, and how it
-stands back.
+"""The CPU worker as a neighbour of the desktop: which cores it takes, and how it stands back.
 
 Everything here can be undone by the worker itself, or it is not done. SCHED_BATCH, the I/O class
 and the affinity need no right to come and go. A raised nice value and SCHED_IDLE can be left again
