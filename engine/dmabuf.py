@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from types import TracebackType
 
 NODE = "/dev/udmabuf"
 # linux/udmabuf.h and linux/dma-buf.h
@@ -47,10 +46,5 @@ class DmaBuf:
     def __enter__(self) -> DmaBuf:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.fd)

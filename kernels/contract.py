@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Access = Literal["r", "w", "rw"]
+Word = Literal["u32", "f32"]  # of a push constant
 Groups = tuple[int, int, int]
 
 PARAM_WORDS = 16
@@ -81,7 +82,7 @@ class Contract:
 
     name: str
     bindings: tuple[Bind, ...]
-    push: tuple[tuple[str, Literal["u32", "f32"]], ...]
+    push: tuple[tuple[str, Word], ...]
     variants: tuple[Variant, ...]
     groups: Callable[[Mapping[str, Any], Variant], Groups]
     reference: Callable[..., None]

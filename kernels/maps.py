@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.contract import Groups, Variant, ceil_div
+from kernels.contract import Groups, Variant, Word, ceil_div
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 Push = Mapping[str, Any]
 
 WIDE, THIN = 16, 4  # lanes
+GEOMETRY = ("w", "h", "xs", "ps", "origin")  # push constants that say how maps lie
 SLACK = 64  # pixels behind the last block, read by the last vectors of a row
 
 # What follows a sum: PReLU (ReLU, LeakyReLU and none are slopes 0, a and 1), x * sigmoid(x),
@@ -59,19 +60,23 @@ class Geometry:
 
     def push(self, prefix: str = "") -> dict[str, int]:
         """The push constants of an operation."""
-        names = ("w", "h", "xs", "ps", "origin")
-        return {prefix + name: int(getattr(self, name)) for name in names}
+        return {prefix + name: int(getattr(self, name)) for name in GEOMETRY}
 
     def nbytes(self, blocks: int, lanes: int) -> int:
         """Bytes of a buffer for so many blocks."""
         return 4 * lanes * (blocks * self.ps + SLACK)
 
 
+def geometry(prefix: str = "") -> tuple[tuple[str, Word], ...]:
+    """Push constants for a Geometry, as a contract lists them; Geometry.push gives the values."""
+    return tuple((prefix + name, "u32") for name in GEOMETRY)
+
+
 def view(buffer: Array, blocks: int, lanes: int, push: Push, prefix: str = "") -> F32:
     """The samples of a value's maps, [blocks, h, w, lanes], a view; `prefix` is that of the push
     constants with its geometry.
     """
-    w, h, xs, ps, origin = (int(push[prefix + k]) for k in ("w", "h", "xs", "ps", "origin"))
+    w, h, xs, ps, origin = (int(push[prefix + k]) for k in GEOMETRY)
     flat = buffer.reshape(-1).view(np.float32)[origin * lanes :]
     return np.lib.stride_tricks.as_strided(
         flat, (blocks, h, w, lanes), (4 * ps * lanes, 4 * xs * lanes, 4 * lanes, 4)

@@ -11,10 +11,13 @@ border samples repeat.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kernels.contract import Groups, Variant, ceil_div
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -25,13 +28,8 @@ TILE = 1  # pixels of a tile; no operation reads it, it tells kinds of slices ap
 WIDTH, HEIGHT = 4, 5  # of the luma plane
 BAND_Y, SRC_Y = 6, 7  # frame row of the band's first core row, and of its input buffer's first row
 COL0 = 8  # the first tile column of the slice
-C_WIDTH, C_HEIGHT, C_BAND_Y, C_SRC_Y, C_ROWS = (
-    9,
-    10,
-    11,
-    12,
-    13,
-)  # the same for chroma; rows of the band
+C_WIDTH, C_HEIGHT, C_BAND_Y, C_SRC_Y = 9, 10, 11, 12  # the same for chroma
+C_ROWS = 13  # rows of the band
 
 
 def samples(words: Array, bits: int) -> Array:
@@ -42,6 +40,12 @@ def samples(words: Array, bits: int) -> Array:
 def floats(words: Array) -> F32:
     """A buffer as float32, a view."""
     return words.reshape(-1).view(np.float32)
+
+
+def groups_of_rows(push: Mapping[str, Any], variant: Variant) -> Groups:
+    """Groups of what writes padded tiles, four samples of a row an invocation."""
+    rows = push["th"] + 2 * push["halo"]
+    return ceil_div(push["xs"] // 4, variant.workgroup[0]), rows, push["tokens"]
 
 
 def clamped(at: int, count: int, size: int) -> npt.NDArray[np.int64]:

@@ -19,7 +19,6 @@ import contextlib
 import os
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from pvrd import client_api as api
@@ -89,12 +88,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -175,17 +169,7 @@ class Client:
 
     def ask(self, call: api.Call[T], path: str = PATH) -> T:
         """Makes a call of pvrd/client_api.py to the object at `path`. Raises as call()."""
-        reply = self.call(
-            path,
-            call.interface,
-            call.member,
-            call.signature,
-            call.body,
-            fds=call.fds,
-            timeout=call.timeout,
-            interactive=call.interactive,
-        )
-        return call.read(reply)
+        return call.read(self.call(path, call.interface, *call.what, **call.how))
 
     def properties(self, interface: str = MANAGER, path: str = PATH) -> dict[str, Any]:
         """All properties of an object, as plain values."""
@@ -282,12 +266,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def call(self, member: str, signature: str = "", body: Sequence[Any] = ()) -> Reply:
@@ -340,7 +319,7 @@ class TextSession(Session):
 
     def ask(self, call: api.Call[T]) -> T:
         """Makes a call of pvrd/client_api.py to the session."""
-        return call.read(self.call(call.member, call.signature, call.body))
+        return call.read(self.call(*call.what))
 
     def generate(self, prompt: str, settings: Mapping[str, Any]) -> TextStream:
         """Goes on with the prompt as it stands."""

@@ -185,6 +185,16 @@ class Call(Generic[T]):
     timeout: float | None = 25.0
     interactive: bool = False
 
+    @property
+    def what(self) -> tuple[str, str, Sequence[Any]]:
+        """As Client.call and Session.call take them."""
+        return self.member, self.signature, self.body
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """As Client.call takes them."""
+        return {"fds": self.fds, "timeout": self.timeout, "interactive": self.interactive}
+
 
 def _value(reply: Reply) -> Any:
     return plain(reply.body[0])

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from pvrd import client_api as api
@@ -64,12 +63,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -177,17 +171,7 @@ class AsyncClient:
 
     async def ask(self, call: api.Call[T], path: str = PATH) -> T:
         """Makes a call of pvrd/client_api.py to the object at `path`. Raises as call()."""
-        reply = await self.call(
-            path,
-            call.interface,
-            call.member,
-            call.signature,
-            call.body,
-            fds=call.fds,
-            timeout=call.timeout,
-            interactive=call.interactive,
-        )
-        return call.read(reply)
+        return call.read(await self.call(path, call.interface, *call.what, **call.how))
 
     async def properties(self, interface: str = MANAGER, path: str = PATH) -> dict[str, Any]:
         """All properties of an object, as plain values."""
@@ -245,12 +229,7 @@ class AsyncTextSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -288,7 +267,7 @@ class AsyncTextSession:
 
     async def ask(self, call: api.Call[T]) -> T:
         """Makes a call of pvrd/client_api.py to the session."""
-        return call.read(await self.call(call.member, call.signature, call.body))
+        return call.read(await self.call(*call.what))
 
     def generate(self, prompt: str, settings: Mapping[str, Any] | None = None) -> AsyncText:
         """Goes on with the prompt as it stands, once the result is iterated over."""

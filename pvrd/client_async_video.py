@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pvrd.client_api import VIDEO
@@ -37,12 +36,7 @@ class AsyncVideoSession(Ring):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

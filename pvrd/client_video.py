@@ -11,7 +11,6 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pvrd.errors import NAMES, Internal, InvalidArgument, PvrdError, ShuttingDown, from_name
@@ -130,12 +129,7 @@ class VideoSession(Ring):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -96,9 +95,7 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _open(self, name: str) -> int:

@@ -17,17 +17,9 @@ from typing import Any
 import numpy as np
 
 from kernels import video
-from kernels.contract import Bind, Contract, Groups, Variant, ceil_div
+from kernels.contract import Bind, Contract, Variant
 
 CHANNELS = 5
-
-
-def _groups(push: Mapping[str, Any], variant: Variant) -> Groups:
-    return (
-        ceil_div(push["xs"] // 4, variant.workgroup[0]),
-        push["th"] + 2 * push["halo"],
-        push["tokens"],
-    )
 
 
 def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str, Any]) -> None:
@@ -71,6 +63,6 @@ OP = Contract(
         ("scale", "f32"),
     ),
     variants=(Variant("base", (32, 1, 1)),),
-    groups=_groups,
+    groups=video.groups_of_rows,
     reference=reference,
 )

@@ -169,11 +169,7 @@ OP = Contract(
         ("residual", "u32"),
         ("xl", "u32"),
         ("yl", "u32"),
-        ("w", "u32"),
-        ("h", "u32"),
-        ("xs", "u32"),
-        ("ps", "u32"),
-        ("origin", "u32"),
+        *maps.geometry(),
     ),
     variants=(
         Variant("f16", (32, 1, 1), {"FMT_F16": "1"}),

@@ -14,15 +14,7 @@ from typing import Any
 import numpy as np
 
 from kernels import video
-from kernels.contract import Bind, Contract, Groups, Variant, ceil_div
-
-
-def _groups(push: Mapping[str, Any], variant: Variant) -> Groups:
-    return (
-        ceil_div(push["xs"] // 4, variant.workgroup[0]),
-        push["th"] + 2 * push["halo"],
-        push["tokens"],
-    )
+from kernels.contract import Bind, Contract, Variant
 
 
 def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str, Any]) -> None:
@@ -53,6 +45,6 @@ OP = Contract(
         ("scale", "f32"),
     ),
     variants=(Variant("base", (32, 1, 1)),),
-    groups=_groups,
+    groups=video.groups_of_rows,
     reference=reference,
 )

@@ -9,7 +9,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from pvrd.ctl import errors, output
@@ -75,12 +74,7 @@ class Target:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._opened:
             self._opened = False
             os.close(self._fd)

@@ -3,59 +3,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import subprocess
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
-from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, V
+from pvrd.bus import PROPERTIES, BusError, V
 from tests.buses import started_bus
-
-LONG = 30.0
-PROFILES, PATH = "net.hadess.PowerProfiles", "/net/hadess/PowerProfiles"
-# Debian's, which has the bindings that dbusmock needs.
-PYTHON = "/usr/bin/python3"
+from tests.pvrd.mocks import Mocked
 
 
-class Power:
+class Power(Mocked):
     """A mocked power-profiles-daemon on a system bus of its own."""
 
+    name, path = "net.hadess.PowerProfiles", "/net/hadess/PowerProfiles"
+
     def __init__(self, address: str) -> None:
-        self.address = address
-        self._loop = asyncio.new_event_loop()
-        self._mock = subprocess.Popen(
-            [PYTHON, "-m", "dbusmock", "--system", "-t", "power_profiles_daemon",
-             "-p", '{"ActiveProfile": "balanced"}'],
-            env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": address},
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        self._connection = self._loop.run_until_complete(
-            Connection.connect(BusAddress.parse(address))
-        )
+        super().__init__(address, "power_profiles_daemon", '{"ActiveProfile": "balanced"}')
 
     def saver(self, on: bool) -> bool:
         """Chooses the profile; False while the mock is not there."""
         value = V("s", "power-saver" if on else "balanced")
-        call = self._connection.call(
-            PROFILES, PATH, PROPERTIES, "Set", "ssv", [PROFILES, "ActiveProfile", value]
-        )
         try:
-            self._loop.run_until_complete(call).close()
+            self.call(PROPERTIES, "Set", "ssv", [self.name, "ActiveProfile", value])
         except BusError:
             return False
         return True
 
-    def close(self) -> None:
-        self._connection.close()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
-        self._mock.kill()
-        self._mock.wait(LONG)
 
-
-@contextlib.contextmanager
+@contextmanager
 def power_profiles() -> Iterator[Power]:
     """The bus and the mock, to the end of the block."""
-    with started_bus() as bus, contextlib.closing(Power(bus.address)) as mocked:
+    with started_bus() as bus, closing(Power(bus.address)) as mocked:
         yield mocked

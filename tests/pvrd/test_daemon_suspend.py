@@ -3,47 +3,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 
-from pvrd.bus import BusAddress, BusError, Connection, V, plain
+from pvrd.bus import BusError, V, plain
 from tests.buses import started_bus
+from tests.pvrd.mocks import Mocked
 
 pytestmark = pytest.mark.bus
-LONG = 30.0
-LOGIND, MANAGER = "org.freedesktop.login1", "org.freedesktop.login1.Manager"
-PATH = "/org/freedesktop/login1"
-# Debian's, which has the bindings that dbusmock needs.
-PYTHON = "/usr/bin/python3"
+MANAGER = "org.freedesktop.login1.Manager"
 
 
-class Logind:
+class Logind(Mocked):
     """A mocked logind on a system bus of its own."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._loop = asyncio.new_event_loop()
-        self._mock = subprocess.Popen(
-            [PYTHON, "-m", "dbusmock", "--system", "-t", "logind", "-p", "{}"],
-            env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": address},
-            stdout=subprocess.DEVNULL,
-        )
-        self._connection = self._loop.run_until_complete(
-            Connection.connect(BusAddress.parse(address))
-        )
+    name, path = "org.freedesktop.login1", "/org/freedesktop/login1"
 
-    def call(self, interface: str, member: str, signature: str = "", *body: Any) -> Any:
-        reply = self._loop.run_until_complete(
-            self._connection.call(LOGIND, PATH, interface, member, signature, list(body))
-        )
-        reply.close()
-        return plain(reply.body[0]) if reply.body else None
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "logind")
 
     def locks(self) -> list[Any]:
         """Inhibitors that are held."""
@@ -53,17 +34,8 @@ class Logind:
             return []  # it is not there yet
 
     def sleep(self, on: bool) -> None:
-        self.call(
-            "org.freedesktop.DBus.Mock", "EmitSignal", "sssav",
-            MANAGER, "PrepareForSleep", "b", [V("b", on)],
-        )  # fmt: skip
-
-    def close(self) -> None:
-        self._connection.close()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
-        self._mock.kill()
-        self._mock.wait(LONG)
+        body = [MANAGER, "PrepareForSleep", "b", [V("b", on)]]
+        self.call("org.freedesktop.DBus.Mock", "EmitSignal", "sssav", body)
 
 
 @pytest.fixture(scope="module")

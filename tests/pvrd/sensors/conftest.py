@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import closing
@@ -17,43 +16,15 @@ from pvrd import config
 from pvrd.bus import PROPERTIES, BusAddress, Connection, Variant, plain
 from pvrd.sensors import Sensors
 from tests.buses import started_bus
+from tests.pvrd.mocks import LONG, PYTHON, SystemBus
 
-LONG = 30.0
 MOCK = "org.freedesktop.DBus.Mock"
-# Debian's, which has the bindings that dbusmock needs.
-PYTHON = "/usr/bin/python3"
 
 
 def settings(**changed: Any) -> config.Config:
     """The defaults, with keys such as sensors__fdinfo changed."""
     values = {key: rule.default for key, rule in config.KEYS.items()}
     return config.Config(values | {k.replace("__", "."): v for k, v in changed.items()})
-
-
-class SystemBus:
-    """A private bus on which services are mocked."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._mocks: dict[str, subprocess.Popen[bytes]] = {}
-
-    def mock(self, template: str, parameters: str = "{}") -> None:
-        """Starts a mocked service; it comes up by itself."""
-        self._mocks[template] = subprocess.Popen(
-            [PYTHON, "-m", "dbusmock", "--system", "-t", template, "-p", parameters],
-            env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": self.address},
-            stdout=subprocess.DEVNULL,
-        )
-
-    def end(self, template: str) -> None:
-        """Ends one, as a crash does."""
-        process = self._mocks.pop(template)
-        process.kill()
-        process.wait(LONG)
-
-    def close(self) -> None:
-        for template in list(self._mocks):
-            self.end(template)
 
 
 class Scene:
