@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pvrd import rawvideo, y4m
-from pvrd.ctl import common, errors, output
+from pvrd.ctl import common, errors, output, realtime
 from pvrd.ctl.tile_picture import draw
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def enlarge_clip(
             header = reader.header(seen)
         except y4m.Y4mError as error:
             raise _bad(error) from error
+    pace = realtime.asked(args, getattr(header, "rate", ""))
     settings = {
         "width": header.width,
         "height": header.height,
@@ -64,7 +65,7 @@ def enlarge_clip(
         "out_width": args.size and args.size[0],
         "out_height": args.size and args.size[1],
         "unchanged": args.unchanged,
-        "adapt": False,  # a file has time
+        "adapt": pace is not None,  # else a file has time
         "tile_map": bool(args.debug_tiles),
         "precision": args.precision,
         "model": args.model,
@@ -75,7 +76,7 @@ def enlarge_clip(
         "overlap": args.overlap,
     }
     with common.client(args) as client, client.open_video(settings) as session:
-        pump = Pump(session, reader, header, target, _frames_ahead(source, header))
+        pump = Pump(session, reader, header, target, _frames_ahead(source, header), pace)
         try:
             pump.run()
         finally:
@@ -112,6 +113,7 @@ class Pump:
         header: Header,
         target: Target,
         total: int | None,
+        pace: realtime.Pace | None = None,
     ) -> None:
         self._session = session
         self._reader = reader
@@ -124,11 +126,16 @@ class Pump:
         self._outputs = [_flat(session.output(slot)) for slot in range(session.slots)]
         self._free = list(range(session.slots))
         self._filling: int | None = None  # the slot that the input is being read into
+        self._whole: int | None = None  # the slot of a frame whose moment has not come
+        self._pace = pace
+        self._shown: list[memoryview] = []  # the frame that was written last
+        self._kept: int | None = None  # its slot
         self._params: dict[int, bytes] = {}  # what stood behind FRAME, by seq
         self._ended = False
         self._damage: y4m.Y4mError | None = None
         self._shift = 16 - header.bits if header.bits > 8 else 0
         self._upper = isinstance(header, rawvideo.RawHeader) and header.upper
+        self._written = 0  # frames
         self._times = Times()
         self._tiles = self._fallback = 0
         self._device = ""
@@ -152,8 +159,11 @@ class Pump:
         source = self._reader.fileno()
         waiting = False
         while not (self._ended and not self._params):
+            if self._whole is not None and self._pause() <= 0:
+                self._submit(self._whole)
             if (
                 self._filling is None
+                and self._whole is None
                 and not self._ended
                 and self._free
                 and self._session.credits > 0
@@ -166,19 +176,29 @@ class Pump:
                     poll.register(source, select.POLLIN)
                 else:
                     poll.unregister(source)
-            for fd, _events in poll.poll():
+            pause = None if self._whole is None else 1000 * self._pause()
+            for fd, _events in poll.poll(pause):
                 if fd == source and self._filling is not None:
                     self._read()
                 elif fd == self._session.fileno() and (done := self._session.receive()):
                     self._write(done)
         if self._damage:
             raise _bad(self._damage) from self._damage
-        if not self._times.count:
+        if not self._reader.frames:
             raise errors.CtlError("The clip has no frames.", errors.BAD_INPUT, "InvalidArgument")
 
+    def _pause(self) -> float:
+        return 0.0 if self._pace is None else self._pace.left()
+
+    def _submit(self, slot: int) -> None:
+        seq = self._reader.frames
+        deadline = 0 if self._pace is None else self._pace.goes(seq)
+        self._session.submit(seq, slot, pts=seq, deadline=deadline)
+        self._whole = None
+
     def _read(self) -> None:
-        """One step of reading; a complete frame is submitted, a damaged input ends after the frames
-        before it."""
+        """One step of reading; a complete frame is submitted when its moment has come, a damaged
+        input ends after the frames before it."""
         assert self._filling is not None
         try:
             got = self._reader.step()
@@ -195,33 +215,52 @@ class Pump:
             self._free.append(self._filling)
             self._filling = None
         elif got:
-            seq = self._reader.frames
             self._began = self._began or time.monotonic()
-            self._params[seq] = self._reader.params
+            self._params[self._reader.frames] = self._reader.params
             if self._shift and not self._upper:
                 widen(self._session.arrays(self._filling), self._shift)
-            self._session.submit(seq, self._filling, pts=seq)
-            self._filling = None
+            self._whole, self._filling = self._filling, None
 
     def _write(self, done: Done) -> None:
         params = self._params.pop(done.seq)
-        if done.dropped:  # only frames with a deadline are, and these have none
-            raise errors.CtlError("The daemon dropped a frame.", errors.FAILED, "Internal")
         self._last = time.monotonic()
-        planes = self._outputs[done.slot]
-        if self._shift:
-            planes = narrow(self._session.results(done.slot), self._shift, self._upper)
+        if self._pace is not None:
+            self._pace.came(done)
+        elif done.dropped:  # only frames with a deadline are, and these have none
+            raise errors.CtlError("The daemon dropped a frame.", errors.FAILED, "Internal")
+        planes = self._shown if done.dropped else self._made(done)
         head = self._out_header.line()
-        if head and not self._times.count:
-            self._target.write([memoryview(head)])
         mark = [memoryview(b"FRAME" + params + b"\n")] if head else []
-        self._target.write([*mark, *planes])
-        self._free.append(done.slot)
-        self._times.add(done.ms)
+        if planes:  # nothing stands in for a first frame that was dropped
+            before = [memoryview(head)] if head and not self._written else []
+            self._target.write([*before, *mark, *planes])
+            self._written += 1
+        self._let_go(done, planes)
+        if not done.dropped:
+            self._times.add(done.ms)
         self._tiles += done.tiles
         self._fallback += done.tiles_fallback
         self._device = done.device or self._device
-        self.meter.update(self._times.count, self._total, "frames")
+        self.meter.update(self._written, self._total, "frames")
+
+    def _made(self, done: Done) -> list[memoryview]:
+        """The planes of a frame that is done."""
+        if self._shift:
+            return narrow(self._session.results(done.slot), self._shift, self._upper)
+        return self._outputs[done.slot]
+
+    def _let_go(self, done: Done, planes: list[memoryview]) -> None:
+        """The slot is free; in real time what was written last stays, to stand in for a frame that
+        is dropped: where it lies, or as a copy where slots are few."""
+        if self._pace is None or done.dropped:
+            self._free.append(done.slot)
+        elif self._shift or self._session.slots < 3:
+            self._shown = planes if self._shift else [memoryview(bytes(p)) for p in planes]
+            self._free.append(done.slot)
+        else:
+            if self._kept is not None:
+                self._free.append(self._kept)
+            self._kept, self._shown = done.slot, planes
 
     def record(self, client: Client) -> dict[str, Any]:
         """The object that --json prints."""
@@ -229,14 +268,14 @@ class Pump:
         device = self._device or str(state.get("Device", ""))
         seconds = self._last - self._began
         return {
-            "frames": self._times.count,
+            "frames": self._written,
             "width": self._out_header.width,
             "height": self._out_header.height,
             "scale": self._scale,
             "model": str(self._session.layout.get("model", "")),
             "device": device,
             "device_name": common.device_name(client, device),
-            "fps": round(self._times.count / seconds, 3) if seconds > 0 else 0.0,
+            "fps": round(self._written / seconds, 3) if seconds > 0 else 0.0,
             "ms_p50": self._times.percentile(50),
             "ms_p99": self._times.percentile(99),
             "tiles": self._tiles,
@@ -244,6 +283,7 @@ class Pump:
             "tiles_fallback": self._fallback,
             "restarts": int(state.get("Restarts", 0)),
             "precision": str(state.get("Precision", "")),
+            **({} if self._pace is None else self._pace.record()),
         }
 
 

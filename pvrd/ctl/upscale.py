@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pvrd.ctl import common, errors, output
+from pvrd.ctl.realtime import rate, words
 from pvrd.ctl.target import Target
 
 if TYPE_CHECKING:
@@ -57,6 +58,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=("f32", "int8", "auto"),
         help="of the network on a CPU: f32 (the default), int8 (at most 0.1 dB lost), or the faster"
         " one of these (auto)",
+    )
+    parser.add_argument(
+        "--realtime",
+        action="store_true",
+        help="a clip's frames at its own pace, each with a deadline: where the network is too slow,"
+        " smaller ones, the CPU or plain interpolation make them in time",
+    )
+    parser.add_argument(
+        "--fps",
+        type=rate,
+        metavar="N",
+        help="with --realtime: frames a second, of raw video, or instead of what the clip says",
     )
     parser.add_argument(
         "--debug-tiles",
@@ -196,8 +209,14 @@ def run(args: argparse.Namespace) -> int:
             )
     if not args.input or not args.output:
         raise errors.CtlError("IN and OUT have to be named.", errors.USAGE, "InvalidArgument")
+    if args.fps and not args.realtime:
+        raise errors.CtlError("--fps goes with --realtime.", errors.USAGE, "InvalidArgument")
     source, kind, seen = open_input(args.input, args.raw is not None)
     try:
+        if args.realtime and kind not in ("y4m", "raw"):
+            raise errors.CtlError(
+                "--realtime is for clips, not for pictures.", errors.USAGE, "InvalidArgument"
+            )
         wanted = out_format(args.format, args.output, kind)
         with Target(args.output, source) as target:
             if kind in ("y4m", "raw"):
@@ -223,6 +242,6 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(
             f"{record['frames']} frame{'s' if record['frames'] != 1 else ''} of {record['width']}x"
             f"{record['height']}, {output.rate(record['fps'])} frames/s on {record['device']} "
-            f"({output.plain(record['device_name'])}){slow}\n"
+            f"({output.plain(record['device_name'])}){slow}{words(record)}\n"
         )
     return errors.OK

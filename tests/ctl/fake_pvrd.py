@@ -18,12 +18,13 @@ import mmap
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 from pvrd.bus import Call, Connection, V, variant
 from pvrd.bus_types import BusAddress
 from pvrd.client import MANAGER, NAME, PATH
-from pvrd.client_video import CREDIT, DONE, ERROR, MAGIC, MESSAGE, SUBMIT
+from pvrd.client_video import CREDIT, DONE, DROP, ERROR, MAGIC, MESSAGE, SUBMIT
 from pvrd.errors import NAMES, PREFIX
 
 SESSION = f"{PATH}/session/1"
@@ -290,7 +291,7 @@ class Fake:
         with contextlib.suppress(OSError):
             await send(CREDIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2)
             while data := await loop.sock_recv(sock, 64):
-                _, _, kind, seq, slot, *_ = MESSAGE.unpack(data)
+                _, _, kind, seq, slot, _, _, deadline, *_ = MESSAGE.unpack(data)
                 assert kind == SUBMIT
                 count += 1
                 if self.model == "dies":
@@ -300,6 +301,12 @@ class Fake:
                     break
                 if self.model == "endless":
                     tell("frame", seq=seq)
+                if deadline:
+                    left = deadline - time.monotonic_ns()
+                    tell("deadline", seq=seq, left_ms=left / 1e6, at_s=time.monotonic())
+                if self.model == "drops" and seq % 3 == 0:
+                    await send(DROP, seq, slot)
+                    continue
                 self.double(ring, slot * size, layout, scale)
                 await send(DONE, seq, slot, 0, 0, 0, 4, 1, 2_500_000, 2)
         tell("frames", count=count)

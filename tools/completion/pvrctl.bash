@@ -42,7 +42,7 @@ _pvrctl() {
         embed) options+=" $jobs --context --pooling" ;;
         compile) options+=' -o --output --weights --calibrate --profile --name --licence --explain --without --rate' ;;
         export) options+=' --mpv' ;;
-        upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --debug-tiles --format --raw" ;;
+        upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --realtime --fps --debug-tiles --format --raw" ;;
         camera) options+=" $jobs --scale --size --from --to --capture --jpeg --print" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
