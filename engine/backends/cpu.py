@@ -276,6 +276,9 @@ class CpuExecutable(HostExecutable):
         self._weights = weights  # the encoded addresses point into them
         self._encoded = {name: self._encode(name) for name in program.sequences}
         self._slices: dict[tuple[str, ...], Array] = {}
+        # Where the calls of a slice have the outputs' own memory, and those that hold results.
+        self._writes: dict[tuple[str, ...], dict[str, Array]] = {}
+        self._parts: set[str] = set()
 
     def _encode(self, sequence: str) -> Array:
         calls = self.program.sequences[sequence]
@@ -306,17 +309,47 @@ class CpuExecutable(HostExecutable):
                 raise InvalidArgument(f"the program has no sequence {missing[0]!r}")
             calls = np.concatenate([np.zeros(0, _CALL), *(self._encoded[s] for s in sequences)])
             self._slices[sequences] = calls
+            outputs = {b.name: self.view(b.name).ctypes.data
+                       for b in self.program.buffers.values() if b.kind == "output"}  # fmt: skip
+            found = {name: calls["buf"] == address for name, address in outputs.items()}
+            self._writes[sequences] = {name: at for name, at in found.items() if at.any()}
         return calls
 
     def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
-        calls = self._slice(sequences)
+        calls, rest = self._straight(sequences, into)
         started = time.perf_counter()
         self._calls(calls)
         wall = time.perf_counter() - started
         self._counters["submissions"] += 1
         self._counters["dispatches"] += len(calls)
-        self.fetch(into)
+        self.fetch(rest)
+        self._parts -= rest.keys()
         return RunStats(wall_s=wall)
+
+    def _straight(self, sequences: tuple[str, ...], into: Into) -> tuple[Array, Into]:
+        """The calls with their outputs going to `into` at once, and what has to be copied yet:
+        memory that is smaller than the buffer or no whole lines, and what has results already.
+        """
+        calls = self._slice(sequences)
+        straight: dict[str, Array] = {}
+        for name in self._writes[sequences]:
+            target, whole = into.get(name), self.view(name).nbytes
+            if (
+                isinstance(target, np.ndarray)
+                and name not in self._parts
+                and (target.nbytes, target.ctypes.data % ALIGN) == (whole, 0)
+                and target.flags.c_contiguous
+            ):
+                straight[name] = target
+            else:
+                self._parts.add(name)
+        if straight:
+            calls = calls.copy()
+        for name, target in straight.items():
+            calls["buf"][self._writes[sequences][name]] = target.ctypes.data
+            self._counters["bytes_read_back"] += target.nbytes
+            self._counters["bytes_direct"] += target.nbytes
+        return calls, {name: target for name, target in into.items() if name not in straight}
 
     def run_apart(
         self,
@@ -352,7 +385,7 @@ class CpuExecutable(HostExecutable):
             raise PvrError(f"the kernels refused a slice: {_STATUS.get(status, status)}")
 
     def close(self) -> None:
-        self._slices, self._encoded = {}, {}
+        self._slices, self._encoded, self._writes = {}, {}, {}
         super().close()
 
 

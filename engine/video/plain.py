@@ -15,9 +15,9 @@ from kernels import video
 F32 = npt.NDArray[np.float32]
 Samples = npt.NDArray[Any]
 
-# Every fourth sample of every fourth row is looked at, in larger bands every eighth or sixteenth.
+# Every fourth sample of every fourth row is looked at, of larger tiles every eighth or sixteenth.
 STEP = 4
-SPARSER = ((1 << 20, 16), (1 << 17, 8))  # from so many samples on
+SPARSER = ((1 << 17, 16), (1 << 15, 8))  # from so many samples of a tile on: 512 of them are seen
 
 
 def _cubic(x: float, a: float = -0.5) -> float:
@@ -71,7 +71,8 @@ def implausible(
     text are not. NaN has become 0 before (kernels/shuffle_out).
     """
     levels = 1.0 if bits == 8 else 1 / 257
-    fit = (n for most, n in SPARSER if low.size >= most and not (starts % n).any())
+    size = low.size // len(starts)
+    fit = (n for most, n in SPARSER if size >= most and not (starts % n).any())
     sparse = next(fit, STEP)
     ys, width = np.arange(0, low.shape[0], sparse), low.shape[1]
 

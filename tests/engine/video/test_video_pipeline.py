@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from engine.backends import cpu
 from engine.backends.base import Backend
 from engine.backends.null import NullBackend
 from engine.errors import DeviceLost, InvalidArgument
@@ -347,3 +348,27 @@ def test_device_loss_reaches_the_caller() -> None:
     assert not pipeline.step()
     with pytest.raises(DeviceLost):
         pipeline.step()
+
+
+def test_a_cpu_writes_results_where_they_go(cpu_backend: Backend, model: VideoModel) -> None:
+    # Bands of several slices, and rows that are no whole lines, are copied.
+    fmt = FrameFormat(70, 50)
+    out = fmt.scaled(model.scale)
+    src, found = noise(fmt), []
+    ends = [p.offset + p.nbytes for p in out.planes()]
+    for tile, shift, straight in ((0, 0, True), (0, 4, False), (32, 0, False)):
+        memory = cpu.aligned(ends[-1] + 64)[shift:]
+        target = frames.views(memory, out.planes(), 0)
+        pipeline = VideoPipeline(cpu_backend, model, fmt, tile=tile)
+        for _ in range(2):
+            before = cpu_backend.counters()
+            pipeline.begin(src, target)
+            while not pipeline.step():
+                pass
+            after = cpu_backend.counters()
+            assert (after["bytes_direct"] - before["bytes_direct"] == ends[-1]) == straight
+        found.append([p.copy() for p in target])
+        pipeline.close()
+    for planes in found[1:]:
+        for a, b, p in zip(planes, found[0], out.planes(), strict=True):
+            np.testing.assert_array_equal(a[:, : p.width], b[:, : p.width])
