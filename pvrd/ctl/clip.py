@@ -136,6 +136,7 @@ class Pump:
         self._shift = 16 - header.bits if header.bits > 8 else 0
         self._upper = isinstance(header, rawvideo.RawHeader) and header.upper
         self._written = 0  # frames
+        self._owed: list[bytes] = []  # what stood behind FRAME, of frames that are to be written
         self._times = Times()
         self._tiles = self._fallback = 0
         self._device = ""
@@ -186,6 +187,8 @@ class Pump:
             raise _bad(self._damage) from self._damage
         if not self._reader.frames:
             raise errors.CtlError("The clip has no frames.", errors.BAD_INPUT, "InvalidArgument")
+        if not self._written:
+            raise errors.CtlError("No frame was made in time.", errors.FAILED, "Timeout")
 
     def _pause(self) -> float:
         return 0.0 if self._pace is None else self._pace.left()
@@ -229,12 +232,9 @@ class Pump:
         elif done.dropped:  # only frames with a deadline are, and these have none
             raise errors.CtlError("The daemon dropped a frame.", errors.FAILED, "Internal")
         planes = self._shown if done.dropped else self._made(done)
-        head = self._out_header.line()
-        mark = [memoryview(b"FRAME" + params + b"\n")] if head else []
-        if planes:  # nothing stands in for a first frame that was dropped
-            before = [memoryview(head)] if head and not self._written else []
-            self._target.write([*before, *mark, *planes])
-            self._written += 1
+        self._owed.append(params)
+        if planes:  # nothing stands in for first frames that were dropped, until there is one
+            self._put(planes)
         self._let_go(done, planes)
         if not done.dropped:
             self._times.add(done.ms)
@@ -242,6 +242,16 @@ class Pump:
         self._fallback += done.tiles_fallback
         self._device = done.device or self._device
         self.meter.update(self._written, self._total, "frames")
+
+    def _put(self, planes: list[memoryview]) -> None:
+        """Writes a frame, as often as frames wait for one."""
+        head = self._out_header.line()
+        for params in self._owed:
+            before = [memoryview(head)] if head and not self._written else []
+            mark = [memoryview(b"FRAME" + params + b"\n")] if head else []
+            self._target.write([*before, *mark, *planes])
+            self._written += 1
+        self._owed.clear()
 
     def _made(self, done: Done) -> list[memoryview]:
         """The planes of a frame that is done."""

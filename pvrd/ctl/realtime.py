@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pvrd.client_video import Done
 
-DUE = 2  # frames' time, from a frame's moment to its deadline
+DUE = 3  # frames' time, from a frame's moment to its deadline: a slot less than a session has
 MOST_FPS = 1000.0
 
 

@@ -304,7 +304,7 @@ class Fake:
                 if deadline:
                     left = deadline - time.monotonic_ns()
                     tell("deadline", seq=seq, left_ms=left / 1e6, at_s=time.monotonic())
-                if self.model == "drops" and seq % 3 == 0:
+                if (self.model == "drops" and seq % 3 == 0) or (self.model == "slow" and seq < 3):
                     await send(DROP, seq, slot)
                     continue
                 self.double(ring, slot * size, layout, scale)
