@@ -15,9 +15,10 @@ of the SPIR-V specification, version 1.6, section 3.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+from kernels import spirv
 
 CONSTANT, LAUNCH, DATA = 0, 1, 2
 
@@ -83,9 +84,7 @@ def read(data: bytes) -> tuple[list[Loop], list[int]]:
     Raises:
         ValueError: it is no SPIR-V.
     """
-    if len(data) < 20 or len(data) % 4:
-        raise ValueError("not SPIR-V: the length is no multiple of four words")
-    module = _module(struct.unpack(f"<{len(data) // 4}I", data))
+    module = _module(data)
     found = [(at, _end(module, at)) for at, op in enumerate(module.ops) if op.code == _LOOP_MERGE]
     loops = [
         Loop(
@@ -110,17 +109,12 @@ def _picks_descriptor(module: _Module, op: _Op) -> bool:
     return array and index is not None and index.code not in _CONSTANTS
 
 
-def _module(words: tuple[int, ...]) -> _Module:
+def _module(data: bytes) -> _Module:
     module = _Module([])
-    at, line, block, function = 5, 0, 0, 0
+    line, block, function = 0, 0, 0
     functions: dict[int, list[int]] = {}
     calls: list[tuple[int, tuple[int, ...]]] = []
-    while at < len(words):
-        count, code = words[at] >> 16, words[at] & 0xFFFF
-        if not count or at + count > len(words):
-            raise ValueError("not SPIR-V: an instruction runs past the end")
-        args = words[at + 1 : at + count]
-        at += count
+    for code, args in spirv.instructions(data):
         if code == _LINE:
             line = args[1]
         elif code == _LABEL:

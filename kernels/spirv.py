@@ -7,9 +7,11 @@ The numbers are those of the SPIR-V specification, version 1.6, section 3.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 MAGIC = 0x07230203
+_HEADER = 5  # words
 
 _EXTENSION, _MEMORY_MODEL, _EXECUTION_MODE, _CAPABILITY = 10, 14, 16, 17
 _TYPE_BOOL, _TYPE_INT, _TYPE_FLOAT, _TYPE_VECTOR, _TYPE_MATRIX = 20, 21, 22, 23, 24
@@ -54,9 +56,7 @@ class Module:
     capabilities: list[str] = field(default_factory=list)
     extensions: list[str] = field(default_factory=list)
     workgroup: tuple[int, int, int] = (1, 1, 1)
-    storage: list[int] = field(
-        default_factory=list
-    )  # numbers of the bindings that are storage buffers
+    storage: list[int] = field(default_factory=list)  # bindings that are storage buffers
     uniform: list[int] = field(default_factory=list)
     push_bytes: int = 0
     shared_bytes: int = 0
@@ -95,28 +95,33 @@ class _Types:
         raise ValueError(f"a type of opcode {opcode} has no size here")
 
 
-def read(data: bytes) -> Module:
-    """Parses a module.
+def instructions(data: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The opcode of each instruction of a module, and all words behind its first.
 
     Raises:
         ValueError: it is no SPIR-V.
     """
-    if len(data) < 20 or len(data) % 4:
+    if len(data) < 4 * _HEADER or len(data) % 4:
         raise ValueError("not SPIR-V: the length is no multiple of four words")
     words = struct.unpack(f"<{len(data) // 4}I", data)
     if words[0] != MAGIC:
         raise ValueError("not SPIR-V: wrong magic")
-    module, types = Module(), _Types()
-    bindings: dict[int, int] = {}
-    variables: list[tuple[int, int, int]] = []  # id, pointed type, storage class
-    pointers: dict[int, int] = {}
-    at = 5
+    at = _HEADER
     while at < len(words):
         count, opcode = words[at] >> 16, words[at] & 0xFFFF
         if not count or at + count > len(words):
             raise ValueError("not SPIR-V: an instruction runs past the end")
-        args = words[at + 1 : at + count]
+        yield opcode, words[at + 1 : at + count]
         at += count
+
+
+def read(data: bytes) -> Module:
+    """What a module asks for. Raises as instructions()."""
+    module, types = Module(), _Types()
+    bindings: dict[int, int] = {}
+    variables: list[tuple[int, int, int]] = []  # id, pointed type, storage class
+    pointers: dict[int, int] = {}
+    for opcode, args in instructions(data):
         if opcode == _CAPABILITY:
             module.capabilities.append(CAPABILITIES.get(args[0], str(args[0])))
         elif opcode == _EXTENSION:

@@ -72,68 +72,79 @@ def daemon(facts: Facts) -> Finding:
 
 def running(facts: Facts) -> Iterator[Finding]:
     """What only the running daemon, or /proc, knows."""
+    if (software := _software(facts)) is not None:
+        yield software
+    yield _holder(facts)
     state = facts.daemon or {}
-    code = state.get("code", "")
-    reason = str(state.get("reason", ""))
-    gpu = _device(facts, "gpu")
-    if gpu and gpu.get("software"):
+    if state.get("code") == "failed":
         yield Finding(
+            "worker",
+            False,
+            "The GPU worker could not start.",
+            str(state.get("reason", "")),
+            "Read `journalctl -u 'pvrd-worker-gpu@*' -b`.",
+        )
+    if facts.daemon is not None:
+        yield _kernels(facts.daemon)
+
+
+def _software(facts: Facts) -> Finding | None:
+    state, gpu = facts.daemon or {}, _device(facts, "gpu")
+    if gpu and gpu.get("software"):
+        return Finding(
             "software",
             None,
             f"The GPU in use, {gpu.get('name', '?')}, is a CPU in disguise.",
             "The configuration has `[gpu] allow_software = true`; it is slower than the CPU path.",
             "Remove that line, it is meant for tests.",
         )
-    elif code == "software_only":
-        yield Finding(
+    if state.get("code") == "software_only":
+        return Finding(
             "software",
             False,
             "Vulkan offers only a device that computes on the CPU.",
-            reason,
+            str(state.get("reason", "")),
             "Install the driver of the GPU; for tests alone: `[gpu] allow_software = true`."
             if facts.gpus
             else "Nothing to mend without a GPU; for tests: `[gpu] allow_software = true`.",
         )
-    if code == "busy":
-        yield Finding(
+    return None
+
+
+def _holder(facts: Facts) -> Finding:
+    state = facts.daemon or {}
+    if state.get("code") == "busy":
+        return Finding(
             "holder",
             False,
             "Another pvrd holds the device.",
-            reason,
+            str(state.get("reason", "")),
             "Use that one (`pvrctl --bus system` or `--bus user`), or stop it.",
         )
-    else:
-        own = set(state.get("pids", ()))
-        others = [f"{name} ({pid})" for pid, name in facts.holders if pid not in own]
-        yield Finding(
-            "holder",
-            True,
-            "No other pvrd holds the device.",
-            f"Other users of the render node: {', '.join(others)}." if others else "",
-        )
-    if code == "failed":
-        yield Finding(
-            "worker",
+    own = set(state.get("pids", ()))
+    others = [f"{name} ({pid})" for pid, name in facts.holders if pid not in own]
+    return Finding(
+        "holder",
+        True,
+        "No other pvrd holds the device.",
+        f"Other users of the render node: {', '.join(others)}." if others else "",
+    )
+
+
+def _kernels(state: Mapping[str, Any]) -> Finding:
+    bad = dict(state.get("quarantined", ()))
+    if bad:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in bad.items() if reason)
+        return Finding(
+            "kernels",
             False,
-            "The GPU worker could not start.",
-            reason,
-            "Read `journalctl -u 'pvrd-worker-gpu@*' -b`.",
+            f"Quarantined on this device: {', '.join(bad)}.",
+            (f"{reasons}. " if reasons else "") + "Other kernels, or the CPU, do their work.",
+            "Update the Vulkan driver: each new version is tested anew.",
         )
-    if facts.daemon is not None:
-        bad = dict(state.get("quarantined", ()))
-        if bad:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in bad.items() if reason)
-            yield Finding(
-                "kernels",
-                False,
-                f"Quarantined on this device: {', '.join(bad)}.",
-                (f"{reasons}. " if reasons else "") + "Other kernels, or the CPU, do their work.",
-                "Update the Vulkan driver: each new version is tested anew.",
-            )
-        else:
-            times = str(state.get("times", ""))
-            why = f"Measured, the fastest first: {times}." if times else ""
-            yield Finding("kernels", True, "No kernel is quarantined.", why)
+    times = str(state.get("times", ""))
+    why = f"Measured, the fastest first: {times}." if times else ""
+    return Finding("kernels", True, "No kernel is quarantined.", why)
 
 
 def notes(facts: Facts) -> Iterator[Finding]:

@@ -282,8 +282,8 @@ def _depth_to_space(i: _Import, node: OnnxNode, given: list[Known | None]) -> li
     return i.made(i.b.shuffle(node.name, node.op, x.name, s, deep, down), x)
 
 
-def _resize(i: _Import, node: OnnxNode, given: list[Known | None]) -> list[Known]:
-    x = i.maps(node, given[0])
+def _ratio(i: _Import, node: OnnxNode, given: list[Known | None], x: Maps) -> Fraction:
+    """How much larger a Resize or Upsample makes maps, in both directions."""
     upsample = node.op == "Upsample"
     scales = given[1] if upsample or len(given) == 2 else given[2] if len(given) > 2 else None
     sizes = given[3] if len(given) > 3 else None
@@ -296,6 +296,12 @@ def _resize(i: _Import, node: OnnxNode, given: list[Known | None]) -> list[Known
         ratios = [Fraction(n).limit_denominator(64) for n in numbers]
     if len(ratios) != 4 or ratios[:2] != [1, 1] or ratios[2] != ratios[3] or ratios[2] <= 0:
         raise unsupported(node.op, node.name, f"ratios {[float(r) for r in ratios]}")
+    return ratios[2]
+
+
+def _resize(i: _Import, node: OnnxNode, given: list[Known | None]) -> list[Known]:
+    x = i.maps(node, given[0])
+    ratio, upsample = _ratio(i, node, given, x), node.op == "Upsample"
     a = node.attrs
     mode = a.get("mode", b"nearest").decode("utf-8", "replace")
     where = a.get("coordinate_transformation_mode", b"half_pixel").decode("utf-8", "replace")
@@ -314,7 +320,7 @@ def _resize(i: _Import, node: OnnxNode, given: list[Known | None]) -> list[Known
         node.name,
         node.op,
         x.name,
-        ratios[2],
+        ratio,
         mode,
         centred=centred,
         floor=floor and not centred,

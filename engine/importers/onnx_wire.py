@@ -28,9 +28,25 @@ Field = int | memoryview
 MAX_FILE = 1 << 31  # bytes, protobuf's own bound
 MAX_NODES, MAX_TENSORS, MAX_RANK = 20000, 100000, 8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# TensorProto.DataType -> numpy; bfloat16 (16) is read by itself.
+
+# The fields of onnx.proto3's messages that are read, by their numbers.
+_MODEL = {7: "graph", 8: "opset_import"}
+_OPSET = {1: "domain", 2: "version"}
+_GRAPH = {1: "node", 5: "initializer", 11: "input", 12: "output"}
+_NODE = {1: "input", 2: "output", 3: "name", 4: "op_type", 5: "attribute"}
+_ATTRIBUTE = {
+    1: "name", 2: "f", 3: "i", 4: "s", 5: "t", 7: "floats", 8: "ints", 9: "strings",
+}  # fmt: skip
+_VALUE_INFO = {1: "name", 2: "type"}
+_TYPE, _TENSOR_TYPE, _SHAPE, _DIMENSION = {1: "tensor"}, {2: "shape"}, {1: "dim"}, {1: "dim_value"}
+_TENSOR = {
+    1: "dims", 2: "data_type", 4: "float_data", 5: "int32_data", 7: "int64_data", 8: "name",
+    9: "raw_data", 10: "double_data", 14: "data_location",
+}  # fmt: skip
+_EXTERNAL = 1  # of data_location
+# TensorProto.DataType -> numpy; bfloat16 is read by itself.
 _TYPES = {1: "<f4", 2: "u1", 3: "i1", 5: "<i2", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2", 11: "<f8"}
-_BFLOAT16 = 16
+_FLOAT16, _BFLOAT16 = 10, 16
 
 
 @dataclass(frozen=True)
@@ -72,13 +88,13 @@ def read(fd: int) -> OnnxGraph:
     data = memoryview(pread(fd, size, 0).data).toreadonly()
     graph = OnnxGraph()
     found = False
-    for number, value in _fields(data):
-        if number == 7:
+    for key, value in _named(data, _MODEL):
+        if key == "graph":
             if found:
                 raise BadModel("The ONNX file has two graphs.")
             found = True
             _graph(_bytes(value), graph)
-        elif number == 8:
+        else:
             graph.opset = max(graph.opset, _opset(_bytes(value)))
     if not found or not graph.nodes:
         raise BadModel("The file is no ONNX model.")
@@ -120,6 +136,13 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Field]]:
         at += length
 
 
+def _named(data: memoryview, fields: Mapping[int, str]) -> Iterator[tuple[str, Field]]:
+    """Those of a message's fields that have a name here."""
+    for number, value in _fields(data):
+        if number in fields:
+            yield fields[number], value
+
+
 def _bytes(value: Field) -> memoryview:
     if isinstance(value, int):
         raise BadModel("The ONNX file is damaged: a part has the wrong kind.")
@@ -149,29 +172,29 @@ def _ints(value: Field) -> list[int]:
 
 def _opset(data: memoryview) -> int:
     domain, version = "", 0
-    for number, value in _fields(data):
-        if number == 1:
+    for key, value in _named(data, _OPSET):
+        if key == "domain":
             domain = _text(value)
-        elif number == 2:
+        elif key == "version":
             version = _int(value)
     return version if domain in ("", "ai.onnx") else 0
 
 
 def _graph(data: memoryview, graph: OnnxGraph) -> None:
-    for number, value in _fields(data):
-        if number == 1:
+    for key, value in _named(data, _GRAPH):
+        if key == "node":
             if len(graph.nodes) >= MAX_NODES:
                 raise UnsupportedModel(f"The network has more than {MAX_NODES} nodes.")
             graph.nodes.append(_node(_bytes(value), len(graph.nodes)))
-        elif number == 5:
+        elif key == "initializer":
             if len(graph.constants) >= MAX_TENSORS:
                 raise UnsupportedModel(f"The network has more than {MAX_TENSORS} tensors.")
             name, array = _tensor(_bytes(value))
             graph.constants[name] = array
-        elif number == 11:
+        elif key == "input":
             name, dims = _value_info(_bytes(value))
             graph.inputs[name] = dims
-        elif number == 12:
+        elif key == "output":
             graph.outputs.append(_value_info(_bytes(value))[0])
     # Old files list their weights as inputs too.
     graph.inputs = {k: v for k, v in graph.inputs.items() if k not in graph.constants}
@@ -180,16 +203,16 @@ def _graph(data: memoryview, graph: OnnxGraph) -> None:
 def _node(data: memoryview, number: int) -> OnnxNode:
     name, op, inputs, outputs = "", "", [], []
     attrs: dict[str, Any] = {}
-    for key, value in _fields(data):
-        if key == 1:
+    for key, value in _named(data, _NODE):
+        if key == "input":
             inputs.append(_text(value))
-        elif key == 2:
+        elif key == "output":
             outputs.append(_text(value))
-        elif key == 3:
+        elif key == "name":
             name = _text(value)
-        elif key == 4:
+        elif key == "op_type":
             op = _text(value)
-        elif key == 5:
+        elif key == "attribute":
             attr, content = _attribute(_bytes(value))
             attrs[attr] = content
     called = name or (outputs[0] if outputs else f"number {number}")
@@ -208,44 +231,43 @@ def _attribute(data: memoryview) -> tuple[str, Any]:
     name = ""
     content: Any = None
     many: list[Any] = []
-    for number, value in _fields(data):
-        if number == 1:
+    for key, value in _named(data, _ATTRIBUTE):
+        if key == "name":
             name = _text(value)
-        elif number == 2:
+        elif key == "f":
             content = _float(value)
-        elif number == 3:
+        elif key == "i":
             content = _int(value)
-        elif number == 4:
+        elif key == "s":
             content = bytes(_bytes(value))
-        elif number == 5:
+        elif key == "t":
             content = _tensor(_bytes(value))[1]
-        elif number == 7:
+        elif key == "floats":
             packed = _bytes(value)
             if len(packed) % 4:
                 raise BadModel("The ONNX file is damaged: floats have the wrong size.")
             many += [float(v) for v in np.frombuffer(packed, "<f4")]
-        elif number == 8:
+        elif key == "ints":
             many += _ints(value)
-        elif number == 9:
+        elif key == "strings":
             many.append(bytes(_bytes(value)))
     return name, content if content is not None else many
 
 
 def _value_info(data: memoryview) -> tuple[str, list[int]]:
     name, dims = "", []
-    for number, value in _fields(data):
-        if number == 1:
+    for key, value in _named(data, _VALUE_INFO):
+        if key == "name":
             name = _text(value)
-        elif number == 2:
-            for kind, tensor in _fields(_bytes(value)):
-                for part, shape in _fields(_bytes(tensor)) if kind == 1 else ():
-                    if part == 2:
-                        dims = [_dimension(_bytes(d)) for n, d in _fields(_bytes(shape)) if n == 1]
+        else:
+            for _, tensor in _named(_bytes(value), _TYPE):
+                for _, shape in _named(_bytes(tensor), _TENSOR_TYPE):
+                    dims = [_dimension(_bytes(d)) for _, d in _named(_bytes(shape), _SHAPE)]
     return name, dims
 
 
 def _dimension(data: memoryview) -> int:
-    return next((max(0, _int(v)) for n, v in _fields(data) if n == 1), 0)
+    return next((max(0, _int(v)) for _, v in _named(data, _DIMENSION)), 0)
 
 
 def _floats(value: Field, dtype: str) -> Array:
@@ -260,22 +282,22 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
     raw: memoryview | None = None
     floats: list[Array] = []
     ints: list[int] = []
-    for number, value in _fields(data):
-        if number == 1:
+    for key, value in _named(data, _TENSOR):
+        if key == "dims":
             dims += _ints(value)
-        elif number == 2:
+        elif key == "data_type":
             kind = _int(value)
-        elif number == 4:
+        elif key == "float_data":
             floats.append(_floats(value, "<f4"))
-        elif number in (5, 7):
+        elif key in ("int32_data", "int64_data"):
             ints += _ints(value)
-        elif number == 8:
+        elif key == "name":
             name = _text(value)
-        elif number == 9:
+        elif key == "raw_data":
             raw = _bytes(value)
-        elif number == 10:
+        elif key == "double_data":
             floats.append(_floats(value, "<f8"))
-        elif number == 14 and value == 1:
+        elif key == "data_location" and value == _EXTERNAL:
             raise UnsupportedModel(f"The tensor {name or '?'} lies in another file.")
     if kind not in _TYPES and kind != _BFLOAT16:
         raise UnsupportedModel(f"The tensor {name} has the type {kind}, which is not read.")
@@ -283,9 +305,7 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
     most = math.prod(max(1, d) for d in dims[:MAX_RANK])
     if len(dims) > MAX_RANK or any(d < 0 for d in dims) or most > MAX_FILE:
         raise BadModel(f"The tensor {name} has an impossible shape.")
-    count = 1
-    for d in dims:
-        count *= d
+    count = math.prod(dims)
     dtype = np.dtype(_TYPES.get(kind, "<u2"))
     if raw is not None:
         if len(raw) != count * dtype.itemsize:
@@ -293,7 +313,7 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
         flat = np.frombuffer(raw, dtype)
     elif floats:
         flat = np.concatenate(floats)
-    elif kind in (10, _BFLOAT16):
+    elif kind in (_FLOAT16, _BFLOAT16):
         flat = np.array([v & 0xFFFF for v in ints], np.uint16).view(dtype)
     else:
         flat = np.array(ints, np.int64).astype(dtype)

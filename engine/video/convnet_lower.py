@@ -9,6 +9,7 @@ work), `last` (maps to planes), and `planes` (those that no network enlarges) wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -98,9 +99,9 @@ def plan(net: Net, fmt: str) -> Plan:
         offsets,
         found,
         nbytes,
-        -(-reach[net.output] // 1),
-        -(-macs // 1),
-        -(-per_sample // 1),
+        math.ceil(reach[net.output]),
+        math.ceil(macs),
+        math.ceil(per_sample),
         multiple,
     )
 
