@@ -8,6 +8,7 @@ the order of the layers: float32, float16, int8, or numbers of a table of 256, a
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,11 +92,18 @@ def _param(word: str) -> tuple[int, float | list[float]]:
     key, _, value = word.partition("=")
     number = int(key)
     if number > -23300:
-        return number, float(value)
+        return number, _finite(value)
     count, *items = value.split(",")
     if int(count) != len(items):
         raise ValueError
-    return -23300 - number, [float(v) for v in items]
+    return -23300 - number, [_finite(v) for v in items]
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
 
 
 class _Weights:

@@ -5,6 +5,9 @@ With atheris (PyPI; libFuzzer guided by the coverage of pvrd's and the engine's 
 installed, else by chance alone. Inputs are the seeds of the target, what was found before
 (tests/fuzz/found) and what these become. A finding is written to build/fuzz/TARGET-… and ends the
 run with its traceback and exit status 1 or more; to keep it, move it to tests/fuzz/found.
+
+Targets that run kernels (pvrm_text, pvrm_net, pvrm_video) find more with kernels that are built
+with sanitizers: tools/sanitize.py says how.
 """
 
 from __future__ import annotations
@@ -104,7 +107,8 @@ def main() -> int:
     args = parser.parse_args()
     seconds = args.seconds or 60 * args.minutes
     if args.plain or importlib.util.find_spec("atheris") is None:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        if "asan" not in os.environ.get("LD_PRELOAD", ""):  # whose shadow is an address space
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         print("atheris is not installed or not wanted: no coverage guides this run", flush=True)
         tries: Any = by_chance(args.target, seconds, args.seed)
         print(f"{args.target}: {tries} inputs in {seconds:g} s, seed {args.seed}, nothing found")
