@@ -7,7 +7,8 @@
 Rows are named PHASE without PART: `ours` is with everything, the "peer" without the part, the ratio
 what it is worth. Parts are the passes that models run without (engine.passes.OPTIONAL), several
 tokens in one submission (`ahead`), and on a GPU what of its features kernels may use: subgroups,
-products of halves and int8 (`packed`), matrix units (`coopmat`). Runs with and without are
+products of halves and int8 (`packed`), matrix units (`coopmat`). Then come single kernels, each for
+float16 and int8 weights (benchmarks/text_kernels.py). Runs with and without are
 interleaved; a token's launches, bindings and bytes stand in what `pvrctl compile --explain` prints.
 """
 
@@ -108,6 +109,10 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
                     (statistics.median(a), statistics.median(b)),
                 )
                 rows.append(common.row(name, "tokens/s", *middle, "without"))
+        if backend.info.kind == "gpu":
+            from benchmarks import text_kernels
+
+            rows += text_kernels.rows(backend, repeats, args.quick)  # type: ignore[arg-type]
     return rows
 
 

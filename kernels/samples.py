@@ -168,7 +168,8 @@ def _small(rng: np.random.Generator) -> Iterator[Sample]:
     arrays = {"x": 40 * _normal(rng, n)}
     yield Sample("softcap", "base", {"n": n, "cap": 30.0}, arrays, (1, 0, 0), 1)
     arrays = {"logits": _normal(rng, 3, 40), "out": np.zeros((3, 6, 2), np.uint32)}
-    yield Sample("route", "base", {"experts": 40, "used": 6, "norm": 0}, arrays, given, 3)
+    for variant in ("base", "group"):
+        yield Sample("route", variant, {"experts": 40, "used": 6, "norm": 0}, arrays, given, 3)
 
 
 def _attention(rng: np.random.Generator) -> Iterator[Sample]:

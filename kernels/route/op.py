@@ -11,14 +11,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.contract import N_TOKENS, Bind, Contract, Groups, Variant
+from kernels.contract import N_TOKENS, Bind, Contract, Groups, Variant, ceil_div
 from kernels.text import Buffers, Push, most_groups, spread, view
 
 MAX_USED = 32
 
 
 def groups(push: Push, variant: Variant) -> Groups:
-    return (*spread(push["tokens"], most_groups(push)[0]), 1)
+    count = push["tokens"]
+    if variant.name == "base":
+        count = ceil_div(count * push["used"], variant.workgroup[0])
+    return (*spread(count, most_groups(push)[0]), 1)
 
 
 def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> None:
@@ -37,7 +40,10 @@ OP = Contract(
     name="route",
     bindings=(Bind("logits", "r"), Bind("out", "w")),
     push=(("experts", "u32"), ("used", "u32"), ("norm", "u32")),
-    variants=(Variant("base", (32, 1, 1), shared=3 * 32 * 4),),
+    variants=(
+        Variant("base", (64, 1, 1)),
+        Variant("group", (32, 1, 1), {"GROUPED": "1"}, shared=3 * 32 * 4, baseline=False),
+    ),
     groups=groups,
     reference=reference,
 )

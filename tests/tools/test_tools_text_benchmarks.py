@@ -104,3 +104,25 @@ def test_a_peers_sources_are_unpacked_inside(
     with pytest.raises((SystemExit, tarfile.TarError), match="outside"):
         peers.unpack(bad, tmp_path / "here")
     assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.gpu
+def test_kernels_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matrix in each layout gives what numpy gives, a draw chooses what the kernel chooses."""
+    from contextlib import ExitStack
+
+    from benchmarks import text_kernels
+    from engine.backends.vulkan.backend import VulkanBackend
+
+    monkeypatch.setattr(text_kernels, "CHAIN", 2)
+    backend = VulkanBackend(allow_software=True)
+    try:
+        for fmt in text_kernels.FORMS:
+            for sixteen in (True, False):
+                with ExitStack() as stack:
+                    assert text_kernels._layout(backend, stack, fmt, sixteen, True)() > 0
+        if backend._device.draws:
+            rows = list(text_kernels._choice(backend, 5, 1))
+            assert [row.peer_name for row in rows] == ["route", "route"]
+    finally:
+        backend.close()

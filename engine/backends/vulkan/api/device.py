@@ -21,7 +21,7 @@ from engine.backends.vulkan.api.commands import (
 from engine.backends.vulkan.api.instance import compute_family, memory_types
 from engine.backends.vulkan.api.memory import Memory, Placed
 from engine.backends.vulkan.counters import Counter, Counters
-from engine.backends.vulkan.draws import Draws
+from engine.backends.vulkan.draws import Draws, Target
 from engine.backends.vulkan.imports import Importer
 from engine.backends.vulkan.timer import Timer
 from engine.errors import PvrError
@@ -269,13 +269,19 @@ class Device:
         return self._transfer(record, timed)
 
     def drawing(
-        self, stack: ExitStack, shaders: tuple[bytes, bytes], target: Placed
+        self,
+        stack: ExitStack,
+        shaders: tuple[bytes, bytes],
+        target: Placed,
+        pixels: Target | None = None,
     ) -> Callable[[int, bool], Any]:
-        """Makes submissions of draws over a row of float pixels, which is then copied to `target`
-        and is as long; how many, and whether they wait for one another (Draws.record). Timed by the
-        device's clock, if it has one; the queue has to draw (self.draws).
+        """Makes submissions of draws over `pixels` (none given: a row of floats), which are then
+        copied to `target` and as many bytes; how many, and whether they wait for one another
+        (Draws.record). Timed by the device's clock, if it has one; the queue has to draw
+        (self.draws).
         """
-        draws = Draws(vk, call, stack, self._dev, shaders, target.nbytes // 4)
+        pixels = pixels or Target(target.nbytes // 4)
+        draws = Draws(vk, call, stack, self._dev, shaders, pixels)
 
         def submission(count: int, in_turn: bool) -> Any:
             return self._transfer(
