@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session's KV caches on the way from one device to another, in a file in memory.
 
-A JSON line padded to ALIGN {version, context, form, tokens, caches [[name, kv_heads, dim]]}, the
-ids of the tokens (i32), then each cache as kernels/kv.py lays it out for just so many positions.
-Who takes it in may have caches of another form: then it is converted.
+A JSON line padded to ALIGN {version, context, form, tokens, caches [[name, kv_heads, dim]], notes},
+the ids of the tokens (i32), then each cache as kernels/kv.py lays it out for just so many positions.
+Who takes it in may have caches of another form: then it is converted. The notes are what an answer
+goes on with besides (Generation.notes).
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -45,9 +47,9 @@ def nbytes(state: State) -> int:
     return 4 * count + sum(sizes)
 
 
-def export(state: State, fd: int, limit: int) -> int:
-    """Writes what the state has computed; the file's size, 0 when it would be above `limit`, or
-    there is nothing. The file stays the caller's.
+def export(state: State, fd: int, limit: int, notes: Mapping[str, float] | None = None) -> int:
+    """Writes what the state has computed, and `notes`; the file's size, 0 when it would be above
+    `limit`, or there is nothing. The file stays the caller's.
 
     Raises:
         OSError: there is no room for it.
@@ -59,7 +61,7 @@ def export(state: State, fd: int, limit: int) -> int:
     every = shapes(state)
     header = {
         "version": VERSION, "context": state.context, "form": state.kv, "tokens": count,
-        "caches": [[name, *shape] for name, shape in every.items()],
+        "caches": [[name, *shape] for name, shape in every.items()], "notes": dict(notes or {}),
     }  # fmt: skip
     line = json.dumps(header).encode() + b"\n"
     line = line.ljust(-(-len(line) // ALIGN) * ALIGN)
@@ -70,6 +72,15 @@ def export(state: State, fd: int, limit: int) -> int:
     for name, (heads, dim) in every.items():
         at = _put(fd, _read(state, name, (heads, state.context, dim), count), at)
     return at
+
+
+def notes(fd: int) -> dict[str, float]:
+    """The notes of a file; none where it is damaged. The file stays the caller's."""
+    try:
+        found = json.loads(os.pread(fd, MOST_HEADER, 0).partition(b"\n")[0])["notes"]
+        return {str(key): float(value) for key, value in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def adopt(state: State, fd: int) -> int:

@@ -163,8 +163,15 @@ def tokenize(model: TextModel, request: Request) -> tuple[list[int], tuple[str, 
 class Generation:
     """One answer. `step` runs one slice; `finished` is true once `End` was returned."""
 
-    def __init__(self, state: State, request: Request, delivered: Sequence[int] = ()) -> None:
-        """Tokenises the prompt and replays `delivered`; nothing runs on the device yet.
+    def __init__(
+        self,
+        state: State,
+        request: Request,
+        delivered: Sequence[int] = (),
+        notes: Mapping[str, float] | None = None,
+    ) -> None:
+        """Tokenises the prompt and replays `delivered`; nothing runs on the device yet. notes: of
+        the generation that computed what is in the state's caches.
 
         Raises:
             ContextFull: the prompt and one token do not fit.
@@ -205,11 +212,20 @@ class Generation:
         self._pace = 0.0  # seconds a token of the last slice that decoded; 0: there was none
         self._resumed = len(self._ids)
         self._followed = self.prompt_tokens if delivered else MAX_TOKENS
+        if self._mirostat is not None and self._mirostat.resumes(notes or {}, self.delivered):
+            self._followed = MAX_TOKENS
 
     @property
     def state(self) -> State:
         """What it computes with."""
         return self._state
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """What a generation that takes over the caches needs besides."""
+        if self._mirostat is None or self._followed != MAX_TOKENS:
+            return {}
+        return {"tokens": self.delivered, "mirostat": self._mirostat.mu}
 
     @property
     def answer(self) -> list[int]:

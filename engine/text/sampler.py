@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -180,7 +180,8 @@ def _draw(logits: Floats, temperature: float, chance: float) -> int:
 class Mirostat:
     """Mirostat 2.0 (Basu et al., ICLR 2021): tokens whose surprise, in bits, is above `mu` are left
     out, and mu follows the surprise of what was chosen towards `tau`. It is a function of the
-    logits so far: whoever resumes an answer has to see them again (`follow`).
+    logits so far: whoever resumes an answer is told it (`resumes`), or has to see them again
+    (`follow`).
     """
 
     tau: float
@@ -193,6 +194,14 @@ class Mirostat:
         if settings.mirostat != 2 or settings.temperature == 0:
             return None
         return cls(settings.mirostat_tau, settings.mirostat_eta, 2 * settings.mirostat_tau)
+
+    def resumes(self, notes: Mapping[str, float], delivered: int) -> bool:
+        """Goes on from another's value after so many tokens; False when that is not told."""
+        mu = notes.get("mirostat", math.nan)
+        if notes.get("tokens") != delivered or not math.isfinite(mu):
+            return False
+        self.mu = mu
+        return True
 
     def choose(self, best: Candidates, temperature: float, chance: float) -> int:
         """A token of all candidates of a vocabulary."""

@@ -110,8 +110,8 @@ class TextTask:
             with self._models.pipelines(self.subject()):
                 asked = self.model, self._context, self._kv
                 state = self._room(lambda: self.session.state(*asked))
-                self._adopt(state)
-            self._generation = Generation(state, self._request, self._delivered)
+                notes = self._adopt(state)
+            self._generation = Generation(state, self._request, self._delivered, notes)
         tasks, batch = self._company(self)
         self.beside = [] if batch is None else tasks
         if batch is None:
@@ -123,17 +123,21 @@ class TextTask:
             _together(tasks, batch)
         return self._generation is None or not self._generation.finished
 
-    def _adopt(self, state: State) -> None:
-        """Takes in what another worker computed; what cannot be taken is computed here."""
+    def _adopt(self, state: State) -> dict[str, float]:
+        """Takes in what another worker computed, and its notes; what cannot be taken is computed
+        here.
+        """
         if self._carried >= 0:
             try:
-                carry.adopt(state, self._carried)
+                if carry.adopt(state, self._carried):
+                    return carry.notes(self._carried)
             except DeviceLost:
                 raise
             except (PvrError, OSError):
                 state.tokens.clear()
             finally:
                 self._let_go()
+        return {}
 
     def _let_go(self) -> None:
         if self._carried >= 0:
@@ -150,7 +154,8 @@ class TextTask:
             return 0
         try:
             with self._models.pipelines(self.subject()):
-                return carry.export(self._generation.state, fd, limit)
+                made = self._generation
+                return carry.export(made.state, fd, limit, made.notes)
         except (OSError, Suspect):
             return 0
 

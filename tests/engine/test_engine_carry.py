@@ -36,9 +36,11 @@ def model(tiny_q8: Path) -> Iterator[TextModel]:
     backend.close()
 
 
-def generation(state: State, delivered: list[int], **settings: Any) -> Generation:
+def generation(
+    state: State, delivered: list[int], notes: dict[str, float] | None = None, **settings: Any
+) -> Generation:
     settings = {"max_tokens": 16, "temperature": 0, **settings}
-    return Generation(state, Request("generate", PROMPT, settings=settings), delivered)
+    return Generation(state, Request("generate", PROMPT, settings=settings), delivered, notes)
 
 
 def whole(found: Generation) -> list[int]:
@@ -71,6 +73,44 @@ def test_an_answer_goes_on(model: TextModel, file: int, context: int) -> None:
     assert whole(rest) == truth
     assert rest.step() == []
     assert rest._stats["prefill_tokens"] == len(rest._ids) - len(truth) + 5 - fed == 1
+
+
+MIROSTAT = {"temperature": 0.9, "seed": 3, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.3}
+
+
+@pytest.mark.parametrize("told", [True, False, "of another token", "damaged"])
+def test_mirostat_goes_on_where_it_was(model: TextModel, file: int, told: Any) -> None:
+    truth = generation(model.state(64), [], **MIROSTAT)
+    assert len(whole(truth)) == 16
+    first = generation(model.state(64), [], **MIROSTAT)
+    while first.delivered < 7:
+        first.step()
+    assert carry.export(first.state, file, 1 << 30, first.notes)
+    second = model.state(64)
+    assert carry.adopt(second, file)
+    notes = {
+        True: carry.notes(file), False: None,
+        "of another token": {**first.notes, "tokens": 6.0},
+        "damaged": {"tokens": 7.0, "mirostat": float("nan")},
+    }[told]  # fmt: skip
+    rest = generation(second, first.answer, notes, **MIROSTAT)
+    assert whole(rest) == truth.answer
+    # Without its value the tokens that were chosen have to be looked at again, one by one.
+    assert rest._stats["prefill_tokens"] == (1 if told is True else 8)
+    assert rest.notes["mirostat"] == pytest.approx(truth.notes["mirostat"], abs=1e-3)
+
+
+def test_only_what_is_known_is_noted(model: TextModel, file: int) -> None:
+    assert generation(model.state(64), []).notes == {}
+    first = generation(model.state(64), [], **MIROSTAT)
+    while first.delivered < 4:
+        first.step()
+    resumed = generation(model.state(64), first.answer, **MIROSTAT)
+    resumed.step()
+    assert resumed.notes == {}, "it has not seen all that was chosen"
+    for damage in (b"", b"{}", b'{"notes": 1}', b'{"notes": {"mirostat": "x"}}', b"[1]"):
+        os.pwrite(file, damage + b"\n", 0)
+        assert carry.notes(file) == {}
 
 
 @pytest.mark.parametrize(("form", "other"), [("f16", "q8"), ("q8", "f16"), ("q8", "q8")])
