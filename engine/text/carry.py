@@ -2,7 +2,7 @@
 """A session's KV caches on the way from one device to another, in a file in memory.
 
 A JSON line padded to ALIGN {version, context, form, tokens, caches [[name, kv_heads, dim]], notes},
-the ids of the tokens (i32), then each cache as kernels/kv.py lays it out for just so many positions.
+the ids of the tokens (i32), then each cache as kernels/kv.py lays it out for so many positions.
 Who takes it in may have caches of another form: then it is converted. The notes are what an answer
 goes on with besides (Generation.notes).
 """
