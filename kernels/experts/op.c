@@ -102,6 +102,17 @@ PVR_INLINE void multiply(const pvr_call *call, const work *w, const group *g, co
     }
 }
 
+/* A function for each, as in matmul. */
+#define MULTIPLY(WIDTH)                                                                       \
+    static __attribute__((noinline)) void multiply_##WIDTH(                                   \
+        const pvr_call *call, const work *w, const group *g, const uint32_t *at, size_t tile) { \
+        multiply(call, w, g, at, tile, WIDTH);                                                \
+    }
+MULTIPLY(1)
+MULTIPLY(2)
+MULTIPLY(4)
+MULTIPLY(WEIGHTS_TOKENS)
+
 PVR_OP(experts) {
     const uint32_t fmt = call->push[0], first = call->push[3];
     const size_t n = call->push[1], k = call->push[2], count = call->push[4],
@@ -153,10 +164,10 @@ PVR_OP(experts) {
         for (size_t tile = begin; tile < end; tile++, at += tile_words)
             for (const group *g = w.groups + i; g < w.groups + next; g++)
                 switch (g->width) {
-                case 1: multiply(call, &w, g, at, tile, 1); break;
-                case 2: multiply(call, &w, g, at, tile, 2); break;
-                case 4: multiply(call, &w, g, at, tile, 4); break;
-                default: multiply(call, &w, g, at, tile, WEIGHTS_TOKENS); break;
+                case 1: multiply_1(call, &w, g, at, tile); break;
+                case 2: multiply_2(call, &w, g, at, tile); break;
+                case 4: multiply_4(call, &w, g, at, tile); break;
+                default: multiply_WEIGHTS_TOKENS(call, &w, g, at, tile); break;
                 }
     }
 }

@@ -61,12 +61,21 @@ multiply(pvr_team *team, const pvr_call *call, const size_t width) {
     }
 }
 
+/* A function for each width: a compiler that takes vectors apart (RISC-V's plain path) needs memory by a function's size. */
+#define MULTIPLY(WIDTH)                                                                          \
+    static __attribute__((noinline)) void multiply_##WIDTH(pvr_team *team, const pvr_call *call) { \
+        multiply(team, call, WIDTH);                                                             \
+    }
+MULTIPLY(2)
+MULTIPLY(4)
+MULTIPLY(WEIGHTS_TOKENS)
+
 PVR_OP(matmul) {
     const size_t tokens = ((const uint32_t *)call->buf[0])[PVR_N_TOKENS];
     if (tokens <= 2)
-        multiply(team, call, 2);
+        multiply_2(team, call);
     else if (tokens <= 4)
-        multiply(team, call, 4);
+        multiply_4(team, call);
     else
-        multiply(team, call, WEIGHTS_TOKENS);
+        multiply_WEIGHTS_TOKENS(team, call);
 }
