@@ -28,7 +28,9 @@ _SPECIAL = (b"<unk>", b"<s>", b"</s>")
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a llama-like decoder; `tied`: the embedding is the output matrix, too."""
+    """Sizes of a llama-like decoder; `tied`: the embedding is the output matrix, too. With
+    `experts` there are so many feed-forward parts, of which a token uses `used`.
+    """
 
     layers: int
     hidden: int
@@ -38,6 +40,8 @@ class Shape:
     vocab: int
     rope_base: float
     tied: bool = False
+    experts: int = 0
+    used: int = 0
 
     @property
     def head(self) -> int:
@@ -54,9 +58,15 @@ class Shape:
             yield f"blk.{i}.attn_k", kv, self.hidden
             yield f"blk.{i}.attn_v", kv, self.hidden
             yield f"blk.{i}.attn_output", self.hidden, self.hidden
-            yield f"blk.{i}.ffn_gate", self.ffn, self.hidden
-            yield f"blk.{i}.ffn_up", self.ffn, self.hidden
-            yield f"blk.{i}.ffn_down", self.hidden, self.ffn
+            kind, count = ("_exps", self.experts) if self.experts else ("", 1)
+            yield f"blk.{i}.ffn_gate{kind}", count * self.ffn, self.hidden
+            yield f"blk.{i}.ffn_up{kind}", count * self.ffn, self.hidden
+            yield f"blk.{i}.ffn_down{kind}", count * self.hidden, self.ffn
+
+    def routers(self) -> Iterator[str]:
+        """Names of the matrices that choose experts, each experts x hidden."""
+        if self.experts:
+            yield from (f"blk.{i}.ffn_gate_inp" for i in range(self.layers))
 
     def norms(self) -> Iterator[str]:
         """Names of the norms, each `hidden` wide."""
@@ -71,6 +81,8 @@ SHAPES = {
     "smollm2-135m": Shape(30, 576, 1536, 9, 3, 49152, 1e5, tied=True),
     "llama3-1b": Shape(16, 2048, 8192, 32, 8, 128256, 5e5, tied=True),
     "phi3-mini": Shape(32, 3072, 8192, 32, 32, 32064, 1e4),
+    # A quarter of OLMoE's layers, at half its width.
+    "olmoe-small": Shape(4, 1024, 512, 16, 16, 50304, 1e4, experts=64, used=8),
     "llama3-8b": Shape(32, 4096, 14336, 32, 8, 128256, 5e5),
 }
 WEIGHTS = {
@@ -88,8 +100,14 @@ def matrix_bytes(weights: str, rows: int, columns: int) -> int:
 
 
 def token_bytes(shape: Shape, weights: str) -> int:
-    """Bytes of matrices that a decoded token has to read: all but an embedding of its own."""
-    whole = sum(matrix_bytes(weights, rows, columns) for _, rows, columns in shape.matrices())
+    """Bytes of matrices that a decoded token has to read: all but an embedding of its own, and the
+    experts that it does not use.
+    """
+    whole = sum(
+        matrix_bytes(weights, rows * shape.used // shape.experts if "_exps" in name else rows, k)
+        for name, rows, k in shape.matrices()
+    )
+    whole += sum(4 * shape.experts * shape.hidden for _ in shape.routers())
     return whole - (0 if shape.tied else matrix_bytes(weights, shape.vocab, shape.hidden))
 
 
@@ -124,6 +142,9 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
     words = shape.vocab - len(_SPECIAL) - 256
     kinds = gguf.TokenType
     writer.add_tokenizer_model("llama")
@@ -144,11 +165,17 @@ def write(path: Path, name: str, weights: str, seed: int = 0) -> None:
     _describe(writer, shape)
     for title, rows, columns in shape.matrices():
         nbytes = matrix_bytes(weights, rows, columns)
-        size = rows, nbytes // rows
+        size: tuple[int, ...] = (rows, nbytes // rows)
+        if title.endswith("_exps"):
+            size = (shape.experts, rows // shape.experts, nbytes // rows)
         # A shape of bytes is turned into one of weights.
         writer.add_tensor_info(
             f"{title}.weight", size, np.dtype(np.uint8), nbytes, WEIGHTS[weights]
         )
+    for title in shape.routers():
+        size = (shape.experts, shape.hidden)
+        nbytes = 4 * shape.experts * shape.hidden
+        writer.add_tensor_info(f"{title}.weight", size, np.dtype(np.float32), nbytes)
     for title in shape.norms():
         width = (shape.hidden,)
         writer.add_tensor_info(f"{title}.weight", width, np.dtype(np.float32), 4 * shape.hidden)
@@ -158,6 +185,9 @@ def write(path: Path, name: str, weights: str, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     for _, rows, columns in shape.matrices():
         writer.write_tensor_data(_random(rng, weights, rows, columns))
+    for _ in shape.routers():
+        router = rng.standard_normal((shape.experts, shape.hidden), np.float32)
+        writer.write_tensor_data(router * np.float32(3 * shape.hidden**-0.5))
     for _ in shape.norms():
         writer.write_tensor_data(np.ones(shape.hidden, np.float32))
     writer.close()

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import BadModel
+from engine.errors import BadModel, UnsupportedModel
 from engine.importers import ggml
 from engine.importers.safetensors import MAX_TENSORS, SafeTensors, unique
 from engine.importers.source import Bytes, TensorInfo
@@ -172,6 +172,13 @@ class Folder:
             if not isinstance(index, dict) or not all(isinstance(n, str) for n in index.values()):
                 raise BadModel("The model's model.safetensors.index.json is damaged.")
             names = sorted(set(index.values()))
+        elif not self.has(names[0]):
+            for other in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+                if self.has(other):
+                    raise UnsupportedModel(
+                        f"The model's weights are in {other}; they are read from safetensors"
+                        " (transformers' save_pretrained writes these)."
+                    )
         if len(names) > MAX_FILES:
             raise BadModel(f"The model claims {len(names)} files.")
         found: dict[str, tuple[SafeTensors, TensorInfo]] = {}

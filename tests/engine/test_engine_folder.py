@@ -146,6 +146,13 @@ def test_impossible_configurations(tmp_path: Path, config: dict[str, Any]) -> No
         check(spoiled(tmp_path / "m", **config))
 
 
+def test_weights_that_are_no_safetensors_are_named(tmp_path: Path) -> None:
+    path = folder(tmp_path / "model")
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match=r"in pytorch_model\.bin; they are read from safet"):
+        check(path)
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         path = folder(tmp_path / name)
