@@ -83,15 +83,20 @@ class _Entry:
     since: float = 0.0  # waits
     idle: bool = True
     deadline: float | None = None
-    let_in: bool = False
+    let_in: bool = False  # its deadline is one that can be met, by what is known
     cheap: bool = False  # let in for its rescue alone
-    rescued: bool = False
+    rescued: bool = False  # its work was ended cheaply, or is to be
     proven: bool = False  # its last deadline was met
     rescue: float = 0.0
     spent: float = 0.0  # on the present deadline's work
     total: float = 0.0  # what such work was seen to take
     slice: float = 0.0  # the longest of late
     level: int = 0
+
+    @property
+    def by(self) -> float:
+        """The deadline of one that has one."""
+        return self.deadline or 0.0
 
     @property
     def work(self) -> float:
@@ -169,48 +174,47 @@ class Scheduler:
         if not there:
             self._turn = None
             return None
-        accounts = [a for a in self._accounts.values() if a.share and self._active(a, there)]
-        for account in self._accounts.values():
-            if account.share and account not in accounts:
-                account.lag = min(account.lag, 0.0)  # what it did not ask for it is not owed
+        shared = [a for a in self._accounts.values() if a.share]
+        accounts = _claiming(shared, [e.account for e in there])
         promised = sum(account.share for account in accounts)
         self._others.share = OTHERS * max(0.0, 1.0 - promised)
         urgent = self._urgent(there, accounts, now)
         plain = [e for e in there if e not in urgent]
         old = max(plain, key=lambda e: now - e.since, default=None)
         starving = old if old is not None and now - old.since > AGE_S else None
-        behind = [a for a in accounts if a.lag > 0]
-        turn: _Turn | None = None
-        own = []
-        if starving is not None:
-            own.append(self._aged)
-        if plain and urgent:
-            own.append(self._others)
-        for account in (self._aged, self._others):
-            if account not in own:
-                account.lag = min(account.lag, 0.0)
-        behind += [a for a in own if a.lag > 0]
-        if behind:
-            account = max(behind, key=lambda a: a.behind_s)
-            if account is self._aged and starving is not None:
-                turn = _Turn(starving, fair=True, aged=True)
-            elif account is self._others:
-                turn = _Turn(self._fairest(plain), fair=True)
-            else:
-                turn = _Turn(self._of(account, there), fair=True)
-        elif urgent:
-            turn = _Turn(urgent[0])
-        else:
-            turn = _Turn(self._fairest(plain or there), fair=True)
+        claims = [self._aged] if starving is not None else []
+        claims += [self._others] if plain and urgent else []
+        accounts += _claiming((self._aged, self._others), claims)
+        turn = self._chosen(there, urgent, plain, starving, accounts)
         entry = turn.entry
         if entry.cheap and entry in urgent:
             entry.rescued = True
         if turn.fair:
-            at = entry.level
-            self._clock[at] = max(self._clock[at], min(self._passes(there, at)))
-        turn.accounts = [*accounts, *own]
+            least = min(e.passed for e in there if e.level == entry.level)
+            self._clock[entry.level] = max(self._clock[entry.level], least)
+        turn.accounts = accounts
         self._turn = turn
         return entry.key
+
+    def _chosen(
+        self,
+        there: list[_Entry],
+        urgent: list[_Entry],
+        plain: list[_Entry],
+        starving: _Entry | None,
+        accounts: list[_Account],
+    ) -> _Turn:
+        """By the order of the module: shares, deadlines, levels."""
+        if behind := [a for a in accounts if a.lag > 0]:
+            account = max(behind, key=lambda a: a.behind_s)
+            if account is self._aged and starving is not None:
+                return _Turn(starving, fair=True, aged=True)
+            if account is self._others:
+                return _Turn(self._fairest(plain), fair=True)
+            return _Turn(self._of(account, there), fair=True)
+        if urgent:
+            return _Turn(urgent[0])
+        return _Turn(self._fairest(plain or there), fair=True)
 
     def charge(self, keys: Sequence[Hashable], seconds: float, now: float) -> None:
         """A slice took `seconds` and ended `now`. The first key is the one that was picked, the
@@ -256,61 +260,59 @@ class Scheduler:
 
     def _urgent(self, there: list[_Entry], accounts: list[_Account], now: float) -> list[_Entry]:
         """Those whose deadline can be met and whose time it is, the earliest first."""
-        dated = [e for e in there if e.deadline is not None]
-        if not dated:
-            return []
-        dated.sort(key=lambda e: e.deadline or 0.0)
+        dated = sorted((e for e in there if e.deadline is not None), key=lambda e: e.by)
         for entry in dated:
-            if entry.let_in and now + entry.work > (entry.deadline or 0.0):
+            if entry.let_in and now + entry.work > entry.by:
                 if not entry.cheap:  # it was hoped for too long
                     entry.total, entry.rescued = max(entry.total, 1.5 * entry.spent), True
-                entry.let_in = entry.cheap
-                if entry.let_in and now > (entry.deadline or 0.0):
-                    entry.let_in = entry.cheap = False
-        for entry in sorted(dated, key=lambda e: (-e.level, e.deadline or 0.0)):
-            if entry.let_in:
-                continue
-            entry.let_in, entry.cheap = True, False
-            if self._fits(entry, dated, accounts, now):
-                continue
-            if entry.proven:  # what was met before goes before what is tried
-                tried = [e for e in dated if e.let_in and not (e.proven or e.cheap or e is entry)]
-                for other in tried:
-                    other.let_in = False
-                if self._fits(entry, dated, accounts, now):
-                    for other in tried:
-                        other.rescued = True
-                    continue
-                for other in tried:
-                    other.let_in = True
-            entry.cheap = entry.rescue > 0
-            if not (entry.cheap and self._fits(entry, dated, accounts, now)):
-                entry.let_in = entry.cheap = False
+                entry.let_in = entry.cheap = entry.cheap and now <= entry.by
+        for entry in sorted(dated, key=lambda e: (-e.level, e.by)):
+            if not entry.let_in:
+                self._let_in(entry, dated, accounts, now)
+        # A cheap end is no matter before its last moment.
         return [
-            e
-            for e in dated
-            if e.let_in and not (e.cheap and now + e.work + self._block < (e.deadline or 0.0))
+            e for e in dated if e.let_in and not (e.cheap and now + e.work + self._block < e.by)
         ]
+
+    def _let_in(
+        self, entry: _Entry, dated: list[_Entry], accounts: list[_Account], now: float
+    ) -> None:
+        """Lets one in whose deadline can be met, or its cheap end be had in time, without making
+        another late that was let in before.
+        """
+        entry.let_in, entry.cheap = True, False
+        if self._fits(entry, dated, accounts, now):
+            return
+        if entry.proven:  # what was met before goes before what is tried
+            tried = [e for e in dated if e.let_in and not (e.proven or e.cheap or e is entry)]
+            for other in tried:
+                other.let_in = False
+            if self._fits(entry, dated, accounts, now):
+                for other in tried:
+                    other.rescued = True
+                return
+            for other in tried:
+                other.let_in = True
+        entry.cheap = entry.rescue > 0
+        if not (entry.cheap and self._fits(entry, dated, accounts, now)):
+            entry.let_in = entry.cheap = False
 
     def _fits(self, new: _Entry, dated: list[_Entry], accounts: list[_Account], now: float) -> bool:
         """With the new one let in, is every deadline met that it could make late, and its own?"""
         inside = [e for e in dated if e.let_in]
-        return all(
-            self._met(e, inside, accounts, now)
-            for e in inside
-            if (e.deadline or 0.0) >= (new.deadline or 0.0)
-        )
+        return all(self._met(e, inside, accounts, now) for e in inside if e.by >= new.by)
 
     def _met(
         self, last: _Entry, inside: list[_Entry], accounts: list[_Account], now: float
     ) -> bool:
-        left = (last.deadline or 0.0) - now
+        """Does the work up to the deadline of `last` fit in the time that is left?"""
+        left = last.by - now
         # Nothing is in the way of a cheap end that is the first thing to do.
         first = last.cheap and last is inside[0]
         demand = (0.0 if first else self._block) + left * (AGED + self._others.share)
         counted: set[int] = set()
         for entry in inside:
-            if (entry.deadline or 0.0) > (last.deadline or 0.0):
+            if entry.by > last.by:
                 continue
             account = entry.account
             if entry is last or not account.share or id(account) in counted:
@@ -324,14 +326,6 @@ class Scheduler:
         return demand <= left
 
     @staticmethod
-    def _active(account: _Account, there: list[_Entry]) -> bool:
-        return any(entry.account is account for entry in there)
-
-    @staticmethod
-    def _passes(there: list[_Entry], at: int) -> list[float]:
-        return [entry.passed for entry in there if entry.level == at]
-
-    @staticmethod
     def _fairest(entries: list[_Entry]) -> _Entry:
         top = max(entry.level for entry in entries)
         return min((e for e in entries if e.level == top), key=lambda e: e.passed)
@@ -340,4 +334,15 @@ class Scheduler:
         """Of an account's tasks the one whose turn it is."""
         own = [entry for entry in there if entry.account is account]
         dated = [entry for entry in own if entry.let_in]
-        return min(dated, key=lambda e: e.deadline or 0.0) if dated else self._fairest(own)
+        return min(dated, key=lambda e: e.by) if dated else self._fairest(own)
+
+
+def _claiming(known: Iterable[_Account], busy: Sequence[_Account]) -> list[_Account]:
+    """Those that are busy; what the others did not ask for they are not owed."""
+    out = []
+    for account in known:
+        if account in busy:
+            out.append(account)
+        else:
+            account.lag = min(account.lag, 0.0)
+    return out
