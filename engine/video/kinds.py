@@ -20,7 +20,9 @@ from engine.video.upscale import VideoPipeline
 
 Model = VideoModel | ConvModel
 Pipeline = VideoPipeline | ConvPipeline
-PRECISIONS = ("f32", "int8", "auto")
+PRECISIONS = ("model", "f32", "int8", "auto")
+# Instruction sets that add four products of bytes at once.
+BYTE_ISAS = {"isa:avx512", "isa:dotprod"}
 TRIAL = FrameFormat(320, 96, "gray")
 TRIALS = 3
 
@@ -63,8 +65,9 @@ def matrix_for(models: Sequence[Model]) -> str:
 
 
 def precise(model: Model, precision: str) -> Model:
-    """The model with its luma network in a precision: "f32", "int8", or "auto", the faster one of
-    these by a trial at the first time. Networks of other people stay as they are, and so do those
+    """The model with its luma network in a precision: "f32", "int8", "auto", the faster one of
+    these by a trial at the first time, or "model": in int8 where it was made for that and the CPU
+    has instructions for it. Networks of other people stay as they are, and so do those
     that lose too much in int8 (`info["why_f32"]`).
 
     Raises:
@@ -74,6 +77,9 @@ def precise(model: Model, precision: str) -> Model:
         raise InvalidArgument(f"The precision is {', '.join(PRECISIONS)}, not {precision!r}.")
     if isinstance(model, ConvModel) or precision == "f32":
         return model
+    if precision == "model":
+        bytes_too = model.info["int8"] and BYTE_ISAS & model.backend.info.features
+        return model.int8() if bytes_too else model
     other = model.int8()
     if precision == "int8" or other is model:
         return other

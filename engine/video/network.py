@@ -2,7 +2,8 @@
 """A video model: its file and its Graphs.
 
 File (.pvrm): metadata {kind "video", arch "nsr", name, scale 2-4, channels, blocks, [skips],
-[chroma {channels, blocks}], licence} and blobs of f32:
+[chroma {channels, blocks}], [int8], licence} and blobs of f32 (int8: the luma network is meant for
+CPUs that multiply bytes; the share of the calibrated ranges that bytes span):
 
 - conv0 .. conv<blocks + 1>: weights [cin][9][cout], bias, slope (of the PReLU; 1: none). The last
   has `maps(scale)` outputs: scale^2 phases (phase = scale * row + column), zeros behind them.
@@ -186,7 +187,8 @@ class VideoModel:
         if precision == "int8" and (why := fused.why_not_int8(luma, backend.info)):
             self.info["why_f32"], precision = why, "f32"
         self.info["format"] = precision
-        blobs |= fused.weights(luma, blobs, precision)
+        share = float(self.info["int8"]) or 1.0
+        blobs |= fused.weights(luma, blobs, precision, share)
         for graph in guided.values():
             blobs |= fused.chroma_weights(graph, blobs, backend.info)
         self.networks = Networks(luma, guided, {n: int(b.nbytes) for n, b in blobs.items()})
@@ -237,8 +239,8 @@ class VideoModel:
 
 
 def inspect(source: int | str) -> dict[str, Any]:
-    """What a file is as a video model: arch, name, scale, channels, blocks, licence, format,
-    nbytes. Checks every blob.
+    """What a file is as a video model: arch, name, scale, channels, blocks, licence, format, int8
+    (0: in float32 unless somebody asks), nbytes. Checks every blob.
 
     Raises:
         BadModel, UnsupportedModel
@@ -268,10 +270,18 @@ def describe(file: Pvrm) -> tuple[dict[str, Any], Shape, Shape | None]:
         "channels": luma.channels,
         "blocks": luma.blocks,
         "format": "f32",
+        "int8": _share(m),
         "licence": str(m.get("licence", "")),
         "nbytes": sum(e.nbytes for e in file.entries.values()),
     }
     return info, luma, _shape(chroma, CHROMA_INPUTS, scale) if chroma else None
+
+
+def _share(m: Mapping[str, Any]) -> float:
+    share = m.get("int8", 0)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise BadModel("The video model's share of ranges in int8 is none.")
+    return float(share)
 
 
 def _shape(m: Mapping[str, Any], inputs: int, scale: int) -> Shape:

@@ -66,6 +66,8 @@ def export(weights: Path, chroma: list[Path], out: Path) -> None:
     }
     if skips:
         metadata["skips"] = skips
+    if "int8" in net:
+        metadata["int8"] = float(net["int8"])
     for siting in SITINGS:
         filters = learned.get(siting, bicubic_filters(scale, siting))
         blobs[f"chroma.{siting}"] = filters.reshape(scale * scale, 25)

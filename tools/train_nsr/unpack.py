@@ -52,6 +52,8 @@ def luma(file: Pvrm) -> Arrays:
         "scale": np.array(file.metadata["scale"], np.int32),
         "skip": np.array(skips, np.int32).reshape(-1, 2),
     }
+    if "int8" in file.metadata:
+        head["int8"] = np.array(file.metadata["int8"])
     return head | network(file, "", file.metadata, 1, skips)
 
 

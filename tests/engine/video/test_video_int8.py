@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import engine.video
+from engine import pvrm
 from engine.backends.cpu import CpuBackend
-from engine.errors import InvalidArgument
+from engine.errors import BadModel, InvalidArgument
+from engine.pvrm import Pvrm
 from engine.video import calibrate, kinds
 from engine.video.frames import FrameFormat, empty
 from engine.video.network import VideoModel
@@ -32,7 +35,7 @@ def enlarged(model: VideoModel, backend: CpuBackend) -> np.ndarray:
     return target[0][:, : model.scale * fmt.width].astype(float)
 
 
-@pytest.mark.parametrize("tier", ["fast", "balanced", "fast-x3"])
+@pytest.mark.parametrize("tier", ["fast", "balanced", "fast-x3", "fast-x4", "fast-compressed"])
 def test_int8_comes_near_to_float32(tier: str) -> None:
     backend = CpuBackend(threads=2)
     found = []
@@ -60,6 +63,29 @@ def test_auto_is_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="precision"):
         kinds.precise(model, "f64")
     model.close()
+
+
+def test_a_model_says_what_it_is_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = CpuBackend(threads=1)
+    for tier, made_for in (("fast", True), ("fast-x4", True), ("balanced", False)):
+        model = VideoModel.load(str(MODELS / f"nsr-{tier}.pvrm"), backend)
+        assert bool(model.info["int8"]) == made_for
+        for isa in ("avx2", "avx512", "dotprod", "rvv"):
+            info = replace(backend.info, features=frozenset({f"isa:{isa}"}))
+            monkeypatch.setattr(backend, "info", info)
+            fits = made_for and isa in ("avx512", "dotprod")
+            assert kinds.precise(model, "model").info["format"] == ("int8" if fits else "f32")
+        model.close()
+
+
+@pytest.mark.parametrize("share", [-0.5, 1.5, "half", True])
+def test_a_share_that_is_none(tmp_path: Path, share: object) -> None:
+    file = Pvrm.open(str(MODELS / "nsr-fast.pvrm"))
+    metadata = {k: v for k, v in file.metadata.items() if k != "tensors"} | {"int8": share}
+    blobs = [pvrm.array_blob(name, file.blob(name)) for name in file.entries]
+    pvrm.write(tmp_path / "a.pvrm", metadata, blobs)
+    with pytest.raises(BadModel, match="int8"):
+        VideoModel.load(str(tmp_path / "a.pvrm"), CpuBackend(threads=1))
 
 
 def test_deep_networks_stay_in_float32() -> None:
