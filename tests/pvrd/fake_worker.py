@@ -204,7 +204,9 @@ class Fake:
             ring = mmap.mmap(fd, 0)
             os.close(fd)
             self.videos[m["session"]] = (m["layout"], ring)
-            self.send(t="video.ready", session=m["session"], tiles=4)
+            asked = "int8" if m["precision"] == "model" else m["precision"]
+            used = "f32" if self.kind == "gpu" else asked
+            self.send(t="video.ready", session=m["session"], tiles=4, precision=used)
         elif kind == "frame":
             self.frame(m)
         elif kind == "close":

@@ -139,7 +139,16 @@ def test_frames_that_the_gpu_cannot_make_go_to_the_cpu(daemon: Any, caller: Any)
     assert [m.seq for m in got] == list(range(20))
     assert (got[9].device, got[10].device, got[19].device) == (1, 2, 2)
     assert caller.get("Restarts", video.path, VIDEO) == 0
+    assert caller.get("Precision", video.path, VIDEO) == "f32"  # as on the GPU
     video.close()
+
+
+def test_a_session_on_the_cpu_has_its_models_precision(daemon: Any, caller: Any) -> None:
+    for options, precision in (({}, "int8"), ({"precision": "f32"}, "f32")):
+        video = Video(caller, device="cpu", **options)
+        stream_frames(video, 2, {})
+        assert caller.get("Precision", video.path, VIDEO) == precision
+        video.close()
 
 
 @pytest.mark.parametrize("how", [65, 66])
