@@ -236,3 +236,16 @@ def test_folder_of_wheels_that_does_not_serve(tmp_path: Path, names: list[str], 
 def test_python_that_does_not_serve(tmp_path: Path, wheels: Path) -> None:
     said = system("install", tmp_path / "d", "--wheels", wheels, "--python", "/bin/true", ok=False)
     assert "no Python 3.11 or later" in said
+
+
+@pytest.mark.parametrize(("venv", "wheels"), [("0", ""), ("1", ""), ("1", "/some/wheels")])
+def test_no_python_is_told(tmp_path: Path, venv: str, wheels: str) -> None:
+    options = {"PREFIX": "/usr", "DESTDIR": str(tmp_path), "VENV": venv, "MODELS": "0"}
+    done = subprocess.run(
+        [TREE / "tools/install/install"],
+        env={"PATH": "/usr/bin:/bin", "WHEELS": wheels, "PYTHON": "/nowhere/python3", **options},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("There is no /nowhere/python3: install Python 3.11 or later")
+    assert done.stdout == ""
