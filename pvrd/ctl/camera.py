@@ -6,13 +6,16 @@ A GStreamer pipeline with the element pvrupscale; where pvrd is away frames are 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import select
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +31,7 @@ _NEEDED = {
 _ELEMENTS = {
     "pvrupscale": "gstreamer1.0-python3-plugin-loader python3-gst-1.0 gir1.2-gst-plugins-base-1.0",
     "videoconvert": "gstreamer1.0-plugins-base",
+    "progressreport": "gstreamer1.0-plugins-good",
     "v4l2src": "gstreamer1.0-plugins-good",
     "v4l2sink": "gstreamer1.0-plugins-good",
     "pipewiresrc": "gstreamer1.0-pipewire",
@@ -35,6 +39,11 @@ _ELEMENTS = {
 }
 _NAME = re.compile(r"[\w.:@/-]{1,128}")
 STOP_S = 5.0
+_PR_SET_PDEATHSIG = 1
+LEAST_S = 2  # that the pipeline may be silent, for it tells each second that frames come
+# pipewiresrc 0.3.65 neither ends nor complains when its camera goes, or was never there.
+_LOADED = "Setting pipeline to PAUSED"
+_ALIVE = ["progressreport", "update-freq=1", "do-query=false"]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +70,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WxH[@FPS]",
         help="what is asked of the camera (what it offers; 640x360@25 of test)",
     )
+    parser.add_argument(
+        "--timeout",
+        type=_patience,
+        default=10,
+        metavar="S",
+        help="end when no frame comes for so many seconds (10; 0: wait for ever)",
+    )
     parser.add_argument("--jpeg", action="store_true", help="ask a v4l2 camera for JPEG frames")
     parser.add_argument(
         "--print", action="store_true", dest="show", help="print the pipeline and end"
@@ -76,6 +92,16 @@ def _capture(text: str) -> str:
 
 
 _capture.__name__ = "size such as 640x360@25"
+
+
+def _patience(text: str) -> int:
+    value = int(text)
+    if value and not LEAST_S <= value <= 3600:
+        raise ValueError
+    return value
+
+
+_patience.__name__ = "number of seconds, 2 to 3600, or 0"
 
 
 def _bad(sentence: str, code: int = errors.USAGE) -> errors.CtlError:
@@ -119,7 +145,9 @@ def pipeline(args: argparse.Namespace) -> list[list[str]]:
         begin = [["v4l2src", f"device={_device(source, kind)}"], wanted]
         begin += [["jpegdec"]] if args.jpeg else []
     elif kind == "pipewire":
-        node = [f"target-object={source}"] if source else []
+        # A camera that was named is not to be replaced by another one.
+        fixed = "stream-properties=props,node.dont-reconnect=true,node.dont-fallback=true"
+        node = [f"target-object={source}", fixed] if source else []
         begin = [["pipewiresrc", *node, "do-timestamp=true"], wanted]
     elif args.source == "test":
         begin = [["videotestsrc", "is-live=true"], wanted]
@@ -140,7 +168,8 @@ def pipeline(args: argparse.Namespace) -> list[list[str]]:
         raise _bad(f"--to is pipewire or v4l2loopback:DEV, not {output.plain(args.sink)}.")
     waiting = ["queue", "max-size-buffers=2", "leaky=downstream"]
     plain = [["videoconvert"], ["video/x-raw,format=I420"]]
-    return [*begin, *plain, waiting, up, *larger, *end]
+    alive = [_ALIVE] if args.timeout else []
+    return [*begin, *plain, *alive, waiting, up, *larger, *end]
 
 
 def _wishes(args: argparse.Namespace) -> dict[str, str]:
@@ -161,6 +190,8 @@ def environment() -> dict[str, str]:
         **os.environ,
         "GST_PLUGIN_PATH": f"{plugins}:{before}" if before else plugins,
         "PATH": f"/usr/bin:{os.environ.get('PATH', os.defpath)}",
+        "LC_ALL": "C.UTF-8",  # its words are read here
+        "LANGUAGE": "",
     }
 
 
@@ -188,26 +219,23 @@ def run(args: argparse.Namespace) -> int:
     env = environment()
     _check(elements, env)
     process = subprocess.Popen(
-        ["gst-launch-1.0", "-q", *words],
+        ["gst-launch-1.0", "--no-fault", *words],  # a crash is an end
         env=env,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C is for us; the pipeline is ended after it
+        preexec_fn=_end_with_parent,
     )
-    said: list[str] = []
     try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            for mark in ("ERROR: ", "WARNING: erroneous pipeline: "):
-                if line.startswith(mark):
-                    said.append(line.removeprefix(mark).strip())
+        said = _follow(process, args.timeout)
         code = process.wait()
     except KeyboardInterrupt:
         _end(process)
         return errors.OK
+    except TimeoutError:
+        source = output.plain(args.source)
+        raise errors.CtlError(f"No frame came from {source} for {args.timeout} s.") from None
     finally:
         _end(process)
     if code == 0 and not said:
@@ -217,7 +245,39 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CtlError(output.sentence(sentence))
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end_with_parent() -> None:
+    # A killed pvrctl leaves no camera behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _follow(process: subprocess.Popen[bytes], patience: int) -> list[str]:
+    """What the pipeline complains of, to its end.
+
+    Raises:
+        TimeoutError: it did not tell for so many seconds that frames come; that it is being loaded
+        does not count.
+    """
+    assert process.stdout is not None
+    fd = process.stdout.fileno()
+    said: list[str] = []
+    rest, heard = b"", 0.0
+    while True:
+        left = max(heard + patience - time.monotonic(), 0.0) if patience and heard else None
+        if not select.select([fd], [], [], left)[0]:
+            raise TimeoutError
+        piece = os.read(fd, 65536)
+        if not piece:
+            return said
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in (each.decode(errors="replace") for each in lines):
+            if line.startswith((_ALIVE[0], _LOADED)):
+                heard = time.monotonic()
+            for mark in ("ERROR: ", "WARNING: erroneous pipeline: "):
+                if line.startswith(mark):
+                    said.append(line.removeprefix(mark).strip())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
@@ -225,5 +285,5 @@ def _end(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pvrd.client_video import Planes, VideoSession
 
 RETRY_S = 1.0
-START_S = 10.0  # the first frame waits so long for a session that is being opened
+START_S = 10.0
 TIDY_S = 30.0  # signals that nobody reads are taken off the bus so often
 PLAIN_AT_ONCE = 4
 FREEZE_S = 0.25  # after so long without a frame even a late one is shown
@@ -100,6 +100,7 @@ class Frames:
         settings: further options of OpenVideo (model, device, priority, share, adapt).
         bus: as Client's.
         depth: at most so many frames under way.
+        start: seconds that the first frame waits for a session that is being opened.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Frames:
         settings: Mapping[str, Any] | None = None,
         bus: str | None = None,
         depth: int = 4,
+        start: float = START_S,
     ) -> None:
         self.shape = shape
         self.done = self.plain = 0  # frames that came back, and those of them scaled here
@@ -121,7 +123,7 @@ class Frames:
             "siting": shape.siting, "full_range": shape.full_range,
             "out_width": out[0], "out_height": out[1], "slots": depth,
         }  # fmt: skip
-        self._bus = bus
+        self._bus, self._start = bus, start
         self._scalers = scalers(shape.planes(), shape.planes(*out), shape.pixel)
         self._state = threading.Condition()
         self._order: deque[_Entry] = deque()
@@ -219,7 +221,7 @@ class Frames:
             PvrdError: pvrd will never take these frames or settings.
         """
         with self._state:
-            self._state.wait_for(lambda: self._tried or self._closed, START_S)
+            self._state.wait_for(lambda: self._tried or self._closed, self._start)
             self._state.wait_for(lambda: self._closed or self._refused or self._has_room())
             if self._closed:
                 raise Closed

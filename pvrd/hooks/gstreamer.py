@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 from gi.repository import GObject, Gst, GstVideo  # noqa: E402
 
 from pvrd.errors import PvrdError  # noqa: E402
-from pvrd.hooks.frames import Closed, Frames, Result, Shape  # noqa: E402
+from pvrd.hooks.frames import START_S, Closed, Frames, Result, Shape  # noqa: E402
 
 MOST = 8  # times larger, each side
 LARGEST = 16384
@@ -192,6 +192,7 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         if not self.srcpad.push_event(Gst.Event.new_caps(made)):
             return False
         self._in, self._out = info, GstVideo.VideoInfo.new_from_caps(made)
+        self._ready_pools(made)
         self._live = self._ask_latency()[0]
         shape = Shape(
             width, height, _PIXEL[info.finfo.name],
@@ -202,12 +203,29 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
             "model": self.model or None, "device": self.device, "priority": self.priority,
             "adapt": self._live,
         }  # fmt: skip
-        self._frames = Frames(shape, (out_width, out_height), settings, self.bus or None)
+        # A live picture is there at once, however long models load.
+        start = 0.0 if self._live else START_S
+        out = (out_width, out_height)
+        self._frames = Frames(shape, out, settings, self.bus or None, start=start)
         self._thread = threading.Thread(
             target=self._push_all, args=(self._frames, self._out), name="pvrupscale", daemon=True
         )
         self._thread.start()
         return True
+
+    def _ready_pools(self, caps: Any) -> None:
+        """Tells downstream's pools what a frame takes where they do not know: pipewiresink has
+        shown its node by now, and crashes (0.3.65) when a program takes it before that."""
+        query = Gst.Query.new_allocation(caps, True)
+        if not self.srcpad.peer_query(query):
+            return
+        for index in range(query.get_n_allocation_pools()):
+            pool, size, least, most = query.parse_nth_allocation_pool(index)
+            if pool is not None and not size:
+                config = pool.get_config()
+                Gst.BufferPool.config_set_params(config, caps, self._out.size, least, most)
+                pool.set_config(config)
+                pool.set_active(True)
 
     def _fail(self, sentence: str) -> bool:
         self.message_full(

@@ -119,6 +119,24 @@ def case_live(text: str) -> None:
     run.report(live=live, own_ms=own // Gst.MSECOND, dropped=dropped)
 
 
+def case_pool(text: str) -> None:
+    """Downstream has a pool that does not know what a frame takes, as pipewiresink's."""
+    run = Run(text)
+    pool = Gst.BufferPool.new()
+
+    def asked(pad: Any, parent: Any, query: Any) -> bool:
+        if query.type != Gst.QueryType.ALLOCATION:
+            return bool(pad.query_default(parent, query))
+        query.add_allocation_pool(pool, 0, 0, 0)
+        return True
+
+    run.pipeline.get_by_name("sink").get_static_pad("sink").set_query_function_full(asked)
+    run.play()
+    ended = end(run)
+    size = Gst.BufferPool.config_get_params(pool.get_config())[2]
+    run.report(end=ended, active=pool.is_active(), size=size)
+
+
 def case_restart(text: str) -> None:
     """Says how many frames each side has made, until standard input closes."""
     run = Run(text)

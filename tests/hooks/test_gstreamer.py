@@ -107,6 +107,14 @@ def test_latency_and_qos(gst: dict[str, str]) -> None:
     assert found["dropped"] >= 1
 
 
+def test_a_pool_without_a_size_is_told_it(gst: dict[str, str]) -> None:
+    """pipewiresink crashes when a program takes its node before it knows."""
+    source = f"videotestsrc num-buffers=3 ! video/x-raw,format=I420,{SIZE}"
+    found = drive(gst, "pool", f"{source} ! {UP} scale=2 ! {SINK}")
+    assert (found["end"], len(found["frames"])) == ("eos", 3)
+    assert (found["active"], found["size"]) == (True, 128 * 96 * 3 // 2)
+
+
 def test_refusals_are_sentences(gst: dict[str, str]) -> None:
     source = f"videotestsrc num-buffers=3 ! video/x-raw,format=I420,{SIZE}"
     found = drive(gst, "launch", f"{source} ! {UP} model=nonesuch ! {SINK}")

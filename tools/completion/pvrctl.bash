@@ -43,7 +43,7 @@ _pvrctl() {
         compile) options+=' -o --output --weights --calibrate --profile --name --licence --explain --without --rate' ;;
         export) options+=' --mpv' ;;
         upscale) options+=" $jobs --scale --size --tile --overlap --unchanged --precision --realtime --fps --debug-tiles --format --raw" ;;
-        camera) options+=" $jobs --scale --size --from --to --capture --jpeg --print" ;;
+        camera) options+=" $jobs --scale --size --from --to --capture --jpeg --timeout --print" ;;
         compare) options+=" $jobs --scale --size --truth --crop" ;;
         models)
             case $action in
