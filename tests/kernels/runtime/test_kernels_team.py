@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shlex
 import subprocess
 import sysconfig
@@ -32,6 +33,7 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     sources += [KERNELS / "runtime" / "team.c", KERNELS / "runtime" / "isa.c"]
     subprocess.run(
         [cc, "-O2", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-Wall", "-Wextra", "-Werror"]
+        + shlex.split(os.environ.get("CFLAGS", ""))
         + [f"-I{KERNELS / 'include'}", f"-I{KERNELS / 'runtime'}", "-o", str(folder / "team.so")]
         + [str(s) for s in sources],
         check=True,
