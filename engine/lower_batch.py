@@ -7,7 +7,8 @@ reads a KV cache runs once a lane, with the lane's own parameter words (`params`
 buffers of the sessions' own executables, lent. One sequence, `batch`: ids in, `topk` records of
 RECORD_STRIDE bytes a lane out.
 
-Several tokens of one session are lowered in the same way: with logits and a record after each.
+Several tokens of one session are lowered in the same way: with logits and a record after each, each
+attending by itself, so that a CPU computes what it computes for single tokens to the last digit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ALIGN = 256  # of what a binding may begin at
 RECORD_STRIDE = -(-RECORD_WORDS * 4 // ALIGN) * ALIGN
 
 _BY_LANE = ("rope_kv", "attention_decode", "softcap", "topk")
-_BY_ROW = ("softcap", "topk")
+_BY_ROW = ("attention_decode", "softcap", "topk")
 
 
 class NoBatch(ValueError):
@@ -78,7 +79,6 @@ def _padded(width: int) -> int:
 
 class _Batch(Lowering):
     _apart: tuple[str, ...] = _BY_LANE  # operations with a call for each lane
-    _left_out = "attention_prefill"  # the attention that is not used
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class _Batch(Lowering):
     def _call(
         self, op: str, bindings: list[Binding], fmt: str | None, only: str, push: dict[str, float]
     ) -> None:
-        if op == self._left_out or (op == "matvec" and only == "decode"):
+        if op == "attention_prefill" or (op == "matvec" and only == "decode"):
             return  # its twin does it
         if op == "matvec":
             op, push = "matmul", {**push, "ldy": self._ldy}
@@ -172,7 +172,6 @@ class _Batch(Lowering):
 
 class _Rows(_Batch):
     _apart = _BY_ROW
-    _left_out = "attention_decode"
 
     def __init__(
         self,
@@ -194,3 +193,8 @@ class _Rows(_Batch):
             for size in self._sizes_of
         }
         return Program(whole.buffers, sequences, whole.meta)
+
+    def _lane(self, binding: Binding, lane: int, push: Mapping[str, float]) -> Binding:
+        if self._buffers[binding.buffer].kind == "state":
+            return binding  # all rows are of one session
+        return super()._lane(binding, lane, push)

@@ -207,7 +207,9 @@ class TextModel:
         self.chunk = chunk or _chunk(backend)
         waits = backend.info.kind == "gpu" and not backend.info.software
         self.ahead = MOST if waits else 1  # most tokens of a slice that decodes
-        self.guesses = backend.info.kind == "cpu"  # answers may guess what they say next
+        # Answers may guess what they say next, where that cannot change a digit.
+        halves = any(w.format == "f16" for w in self.graph.weights.values() if w.layout != "rows")
+        self.guesses = backend.info.kind == "cpu" and not halves
         self.fit = Fit(LEAST, OVER)  # of a prompt's tokens
         self.tokenizer = _tokenizer(meta, compiled, self.vocab)
         settings = self.tokenizer.settings

@@ -2,8 +2,8 @@
 """Several tokens of one session in a slice, with the logits after each: what guesses are checked
 with (engine/text/guess.py).
 
-Recorded over the session's own caches. Weights and attention are computed as for rows of a prompt,
-so logits differ from those of single tokens in their last digits only.
+Recorded over the session's own caches. On a CPU the logits are those of single tokens to the last
+digit where no matrix holds halves, whose products add in another order.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ class Rows:
         self._vocab = model.vocab
         self._stride = program.buffers["logits"].nbytes // SIZES[-1]
         self._params = np.zeros(program.buffers["params"].nbytes // 4, np.uint32)
-        for row in range(SIZES[-1]):
-            self._params[params_at(row) // 4] = 1
 
     def run(self, ids: list[int]) -> None:
         """One slice: feeds 2 to SIZES[-1] tokens after those in the cache.
@@ -64,6 +62,9 @@ class Rows:
         if len(tokens) + len(ids) > self._state.context:
             raise ContextFull(f"The context of {self._state.context} tokens is full.")
         self._params[:3] = len(ids), len(tokens), len(ids) - 1
+        for row in range(SIZES[-1]):  # those that are not there attend to what the last does
+            at = params_at(row) // 4
+            self._params[at : at + 3] = 1, len(tokens) + min(row, len(ids) - 1), 0
         self.executable.write("params", self._params)
         self.executable.write("ids", np.asarray(ids, np.uint32))
         self.executable.run(f"rows{size_of(len(ids))}")
