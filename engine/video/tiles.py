@@ -21,7 +21,7 @@ PAD = 64  # floats behind the last tile, read by the last window of a row
 # second cache; on GPUs a dispatch has to fill the device, and a slice has to stay short.
 CPU_TILE = (512, 96)
 # Of higher tiles less is done in vain; where tiles keep their results, small ones are of more use.
-CPU_COARSE_TILE = (512, 144)
+CPU_COARSE_TILE = (512, 288)
 # Light networks in one call stream their rows on chip, so that larger tiles do less in vain.
 CPU_LIGHT_TILE, LIGHT_CHANNELS = (1024, 288), 8
 GPU_TILE = (240, 128)
@@ -100,6 +100,25 @@ def _band_nbytes(t: Tiling, sample_bytes: int, scale: int) -> int:
     return max(t.window_rows * row, scale * t.th * wide)
 
 
+def _large(device: DeviceInfo) -> bool:
+    """Is it a GPU that does a frame at once?"""
+    return (
+        device.kind == "gpu"
+        and not device.software
+        and device.limits.max_workgroup_invocations >= LARGE_GPU_INVOCATIONS
+        and device.limits.max_shared_bytes >= LARGE_GPU_SHARED
+    )
+
+
+def _sides(device: DeviceInfo, channels: int, fused: bool, fine: bool) -> tuple[int, int]:
+    """Columns and rows of a tile that suit a device; the rest as in plan()."""
+    if device.kind != "cpu":
+        return GPU_TILE[0], LARGE_GPU_ROWS if fused and _large(device) else GPU_TILE[1]
+    if fine:
+        return CPU_TILE
+    return CPU_LIGHT_TILE if fused and channels <= LIGHT_CHANNELS else CPU_COARSE_TILE
+
+
 def plan(
     width: int,
     height: int,
@@ -121,24 +140,12 @@ def plan(
     8 and th even, so that output words and rows, also of half-size chroma, belong to one tile.
     """
     limits = device.limits
-    wide, high = CPU_TILE if device.kind == "cpu" else GPU_TILE
-    if device.kind == "cpu" and not fine:
-        light = fused and channels <= LIGHT_CHANNELS
-        wide, high = CPU_LIGHT_TILE if light else CPU_COARSE_TILE
+    wide, high = (tile, tile) if tile > 0 else _sides(device, channels, fused, fine)
     held, most = channels, SLICE_FLOATS  # channels of activations, and floats of a slice
-    large = (
-        device.kind == "gpu"
-        and not device.software
-        and limits.max_workgroup_invocations >= LARGE_GPU_INVOCATIONS
-        and limits.max_shared_bytes >= LARGE_GPU_SHARED
-    )
     if fused and device.kind == "gpu":
         held, most = FUSED_CHANNELS, limits.max_storage_range // 4
-        high = LARGE_GPU_ROWS if large else high
-    elif large:
+    elif _large(device):
         most = LARGE_GPU_FLOATS
-    if tile > 0:
-        wide = high = tile
     while True:
         tw, th = _even(width, wide, 8), _even(height, high, 2)
         one = Tiling(width, height, halo, channels, tw, th, 1, spread)

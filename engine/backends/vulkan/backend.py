@@ -173,46 +173,52 @@ class VulkanBackend:
             Quarantined: the device computes it wrongly.
         """
         made = self._pipelines.get((op, variant))
-        if made is None:
-            if why := self.misfit(op, variant):
-                raise InvalidArgument(f"{op}.{variant} is not for {self.info.name}: {why}")
-            contract = kernels.op(op)
-            form = contract.variant(variant)
-            shape = (contract.storage_count(form), contract.push_bytes(form))
-            layout = self._layouts.get(shape)
-            if layout is None:
-                layout = self._layouts[shape] = self._device.layout(*shape)
-            try:
-                code = (kernels.artifacts() / kernels.manifest()[op][variant]["file"]).read_bytes()
-            except OSError as e:
-                raise PvrError(f"the kernels cannot be loaded: {e}") from e
-            name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
-            wrong = self._verdicts.get(sha)
-            if not wrong:
-                try:
-                    # Also one that passed once: it is compiled anew, and the cache may be gone.
-                    self._verdicts.begin(sha, name, "compile")
-                    self._report("trying", name, "")
-                    handle = self._device.pipeline(name, code, layout)
-                    made = self._pipelines[op, variant] = Pipeline(handle, layout, contract, form)
-                    if wrong is None:
-                        self._verdicts.begin(sha, name, "run")
-                        wrong = self._try(op, variant)
-                except (InvalidArgument, OutOfMemory):  # these say nothing of the kernel
-                    self._verdicts.restore(sha)
-                    raise
-                except DeviceLost:
-                    raise  # whoever opens the device next knows what lost it
-                except PvrError as e:  # the driver's compiler gave up
-                    wrong = str(e)
-                self._verdicts.put(sha, name, wrong)
-                self._report("tried", name, wrong)
-            if wrong:
-                self._pipelines.pop((op, variant), None)
-                self._report("quarantined", name, wrong)
-                raise selftest.Quarantined(self.doubt(op, variant))
-        assert made is not None
-        return made
+        if made is not None:
+            return made
+        if why := self.misfit(op, variant):
+            raise InvalidArgument(f"{op}.{variant} is not for {self.info.name}: {why}")
+        name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
+        wrong = self._verdicts.get(sha)  # None: it was not tried yet
+        if not wrong:
+            wrong = self._make(op, variant, untried=wrong is None)
+            self._verdicts.put(sha, name, wrong)
+            self._report("tried", name, wrong)
+        if wrong:
+            self._pipelines.pop((op, variant), None)
+            self._report("quarantined", name, wrong)
+            raise selftest.Quarantined(self.doubt(op, variant))
+        return self._pipelines[op, variant]
+
+    def _make(self, op: str, variant: str, untried: bool) -> str:
+        """Makes a pipeline, and tries it where that was not done before; what is wrong with it."""
+        entry, contract = kernels.manifest()[op][variant], kernels.op(op)
+        form = contract.variant(variant)
+        shape = (contract.storage_count(form), contract.push_bytes(form))
+        layout = self._layouts.get(shape)
+        if layout is None:
+            layout = self._layouts[shape] = self._device.layout(*shape)
+        try:
+            code = (kernels.artifacts() / entry["file"]).read_bytes()
+        except OSError as e:
+            raise PvrError(f"the kernels cannot be loaded: {e}") from e
+        name, sha = f"{op}.{variant}", entry["sha256"]
+        try:
+            # Also one that passed once: it is compiled anew, and the driver's cache may be gone.
+            self._verdicts.begin(sha, name, "compile")
+            self._report("trying", name, "")
+            handle = self._device.pipeline(name, code, layout)
+            self._pipelines[op, variant] = Pipeline(handle, layout, contract, form)
+            if not untried:
+                return ""
+            self._verdicts.begin(sha, name, "run")
+            return self._try(op, variant)
+        except (InvalidArgument, OutOfMemory):  # these say nothing of the kernel
+            self._verdicts.restore(sha)
+            raise
+        except DeviceLost:
+            raise  # whoever opens the device next knows what lost it
+        except PvrError as e:  # the driver's compiler gave up
+            return str(e)
 
     def quarantine(self, op: str, variant: str, wrong: str) -> None:
         """Uses a variant no more that a check of running work found wrong; what is recorded with it

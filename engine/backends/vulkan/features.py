@@ -68,18 +68,20 @@ def supported(
 
 def priority_extension(vk: Any, call: Callable[..., Any], pd: Any) -> str:
     """The extension by which queues get a global priority, "" where there is none."""
-    what = "vkEnumerateDeviceExtensionProperties"
-    there = {e.extensionName for e in call(what, vk.vkEnumerateDeviceExtensionProperties, pd, None)}
+    there = _extensions(vk, call, pd)
     return next((name for name in PRIORITY_EXTENSIONS if name in there), "")
+
+
+def _extensions(vk: Any, call: Callable[..., Any], pd: Any) -> set[str]:
+    what = "vkEnumerateDeviceExtensionProperties"
+    return {e.extensionName for e in call(what, vk.vkEnumerateDeviceExtensionProperties, pd, None)}
 
 
 def query(
     vk: Any, call: Callable[..., Any], pd: Any, allowed: Collection[str] | None = None
 ) -> Features:
     """What the driver says of itself, of those that are `allowed` if given."""
-    what = "vkEnumerateDeviceExtensionProperties"
-    listed = call(what, vk.vkEnumerateDeviceExtensionProperties, pd, None)
-    there = {e.extensionName for e in listed}
+    there = _extensions(vk, call, pd)
     # Struct by struct: its maker, its names, and the extension that brings it ("" the core).
     known: list[tuple[Any, dict[str, str], str]] = [
         (vk.VkPhysicalDeviceVulkan11Features, VULKAN_11, ""),
@@ -95,15 +97,13 @@ def query(
     core = vk.VkPhysicalDeviceFeatures2(pNext=asked[-1])
     vk.vkGetPhysicalDeviceFeatures2(pd, core)
 
-    def on(struct: Any, names: dict[str, str]) -> dict[str, int]:
-        return {
-            field: 1
-            for field, name in names.items()
-            if getattr(struct, field) and (allowed is None or name in allowed)
-        }
+    def wanted(name: str) -> bool:
+        return allowed is None or name in allowed
 
-    plain_names = [n for n, e in PLAIN.items() if there.issuperset(e)]
-    have = {name for name in plain_names if allowed is None or name in allowed}
+    def on(struct: Any, names: dict[str, str]) -> dict[str, int]:
+        return {f: 1 for f, name in names.items() if getattr(struct, f) and wanted(name)}
+
+    have = {name for name, e in PLAIN.items() if there.issuperset(e) and wanted(name)}
     extensions = [extension for name in sorted(have) for extension in PLAIN[name]]
     chain: list[Any] = []
     for struct, (make, names, extension) in zip(asked, known, strict=True):
