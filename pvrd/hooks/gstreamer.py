@@ -193,9 +193,17 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
             return False
         self._in, self._out = info, GstVideo.VideoInfo.new_from_caps(made)
         self._ready_pools(made)
+        return True
+
+    def _open(self) -> Frames | None:
+        """Frames of the size that was agreed on; None before that. With the first frame of a size,
+        for some sources do not know before whether they are live."""
+        info, out = self._in, self._out
+        if info is None:
+            return None
         self._live = self._ask_latency()[0]
         shape = Shape(
-            width, height, _PIXEL[info.finfo.name],
+            info.width, info.height, _PIXEL[info.finfo.name],
             "left" if info.chroma_site & GstVideo.VideoChromaSite.H_COSITED else "centre",
             info.colorimetry.range == GstVideo.VideoColorRange(1),
         )  # fmt: skip
@@ -205,13 +213,16 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         }  # fmt: skip
         # A live picture is there at once, however long models load.
         start = 0.0 if self._live else START_S
-        out = (out_width, out_height)
-        self._frames = Frames(shape, out, settings, self.bus or None, start=start)
+        size = out.width, out.height
+        frames = Frames(shape, size, settings, self.bus or None, start=start)
+        self._frames = frames
         self._thread = threading.Thread(
-            target=self._push_all, args=(self._frames, self._out), name="pvrupscale", daemon=True
+            target=self._push_all, args=(frames, out), name="pvrupscale", daemon=True
         )
         self._thread.start()
-        return True
+        if self._flow != Gst.FlowReturn.OK:
+            frames.close()  # whoever ends the stream may not have seen it
+        return frames
 
     def _ready_pools(self, caps: Any) -> None:
         """Tells downstream's pools what a frame takes where they do not know: pipewiresink has
@@ -239,7 +250,7 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
     def _chain(self, _pad: Any, _parent: Any, buffer: Any) -> Any:
         if self._flow != Gst.FlowReturn.OK:
             return self._flow
-        frames = self._frames
+        frames = self._frames or self._open()
         if frames is None:
             return Gst.FlowReturn.NOT_NEGOTIATED
         running = self._segment.to_running_time(Gst.Format.TIME, buffer.pts)
@@ -415,4 +426,5 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         done = Gst.Element.do_change_state(self, change)
         if change == Gst.StateChange.PAUSED_TO_READY:
             self._stop()
+            self._in = None
         return done

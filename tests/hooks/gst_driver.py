@@ -22,6 +22,7 @@ class Run:
         self.pipeline = Gst.parse_launch(text)
         self.up = self.pipeline.get_by_name("up")
         self.frames: list[tuple[int, int]] = []  # PTS in ms, bytes
+        self.durations: set[int] = set()  # ms
         self.caps: list[str] = []
         self.events: list[str] = []
         sink = self.pipeline.get_by_name("sink")
@@ -32,6 +33,7 @@ class Run:
 
     def _frame(self, _sink: Any, buffer: Any, pad: Any) -> None:
         self.frames.append((buffer.pts // Gst.MSECOND, buffer.get_size()))
+        self.durations.add(buffer.duration // Gst.MSECOND)
         caps = pad.get_current_caps().get_structure(0)
         size = f"{caps.get_value('format')} {caps.get_value('width')}x{caps.get_value('height')}"
         if size not in self.caps:
@@ -53,6 +55,7 @@ class Run:
 
     def report(self, **more: Any) -> None:
         found = {"frames": self.frames, "caps": self.caps, "events": self.events, **more}
+        found["durations"] = sorted(self.durations)
         found["done"] = self.up.props.frames_done
         found["plain"] = self.up.props.frames_plain
         self.pipeline.set_state(Gst.State.NULL)
@@ -116,7 +119,29 @@ def case_live(text: str) -> None:
     run.pipeline.get_by_name("sink").get_static_pad("sink").push_event(event)
     message = run.wait(Gst.MessageType.QOS)
     dropped = message.parse_qos_stats()[2] if message.type == Gst.MessageType.QOS else -1
-    run.report(live=live, own_ms=own // Gst.MSECOND, dropped=dropped)
+    told = run.up._latency // Gst.MSECOND
+    run.report(live=live, own_ms=own // Gst.MSECOND, told_ms=told, dropped=dropped)
+
+
+def case_late(text: str) -> None:
+    """A live source that says so from its first frame on, as pipewiresrc does."""
+    run = Run(text)
+    pad = run.pipeline.get_by_name("source").get_static_pad("src")
+    began: list[bool] = []
+
+    def asked(_pad: Any, info: Any) -> Any:
+        latency = info.get_query().type == Gst.QueryType.LATENCY
+        return Gst.PadProbeReturn.DROP if latency and not began else Gst.PadProbeReturn.OK
+
+    def passes(_pad: Any, _info: Any) -> Any:
+        began.append(True)
+        return Gst.PadProbeReturn.OK
+
+    pad.add_probe(Gst.PadProbeType.QUERY_UPSTREAM | Gst.PadProbeType.PUSH, asked)
+    pad.add_probe(Gst.PadProbeType.BUFFER, passes)
+    run.play()
+    ended = end(run)
+    run.report(end=ended, live=run.up._live)
 
 
 def case_pool(text: str) -> None:

@@ -71,6 +71,7 @@ def test_formats_times_and_the_end(gst: dict[str, str], form: str, scale: int, s
     )  # fmt: skip
     assert (found["end"], found["caps"]) == ("eos", [f"{form} {size}"])
     assert [pts for pts, _ in found["frames"]] == [40 * n for n in range(9)]
+    assert found["durations"] == [40]
     assert (found["done"], found["plain"]) == (9, 0)
     # The end comes after the last frame, the caps before the first.
     assert found["events"][-1] == "eos 9"
@@ -104,7 +105,15 @@ def test_latency_and_qos(gst: dict[str, str]) -> None:
     )  # fmt: skip
     assert found["live"]
     assert found["own_ms"] == 80
+    assert found["told_ms"] >= 80  # by the LATENCY event: deadlines are made of it
     assert found["dropped"] >= 1
+
+
+def test_a_source_that_is_live_late(gst: dict[str, str]) -> None:
+    """Its frames have deadlines all the same."""
+    source = f"videotestsrc name=source is-live=true num-buffers=3 ! video/x-raw,format=I420,{SIZE}"
+    found = drive(gst, "late", f"{source} ! {UP} ! {SINK}")
+    assert (found["end"], found["live"], len(found["frames"])) == ("eos", True, 3)
 
 
 def test_a_pool_without_a_size_is_told_it(gst: dict[str, str]) -> None:
