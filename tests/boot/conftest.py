@@ -318,5 +318,5 @@ def machine() -> Iterator[Container]:
         with booted(base, work) as container:
             yield container
     finally:
-        root("rm", "-rf", work)
+        root("rm", "-rf", work, timeout=600)
         shutil.rmtree(work, ignore_errors=True)

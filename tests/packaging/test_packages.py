@@ -44,7 +44,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
     python = getattr(sys, "_base_executable", sys.executable)
     options = ["--wheels", work / "own", "--vendor", work / "vendor", "--lists", work / "lists"]
     subprocess.run([*stage, *options, "--python", python], check=True)
-    lists = {p.stem: p.read_text().splitlines() for p in (work / "lists").iterdir()}
+    lists = {p.stem: p.read_text().splitlines() for p in (work / "lists").glob("*.txt")}
     return work / "root", lists
 
 

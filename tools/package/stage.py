@@ -6,8 +6,8 @@
 
 DEST gets what `make install PREFIX=/usr VENV=0` puts down, without byte code, and beside it the
 Python client and the GStreamer element where the system's Python and GStreamer look.
-LISTS/PACKAGE.txt names each package's files, a path of the target a line. With --split they are
-moved to SPLIT/PACKAGE/…, as debhelper wants them.
+LISTS/PACKAGE.txt names each package's files, a path of the target a line, PACKAGE.dirs its folders
+that are nobody else's. With --split they are moved to SPLIT/PACKAGE/…, as debhelper wants them.
 
 Of the wheels in --vendor those that --lacking names (Python packages that the distribution lacks)
 go into /usr/lib/pvrd as pvrd-wheels.
@@ -129,7 +129,9 @@ class Stage:
                 package = "pvrd-http"
             for start, name in PLACES:
                 package = name if path.startswith(start) else package
-            if package and "__pycache__" not in file.parts:
+            # The build leaves an empty file of a variant that its compiler is too old for.
+            empty = file.suffix == ".spv" and not file.stat().st_size
+            if package and not empty and "__pycache__" not in file.parts:
                 self.owner[path] = package
             else:
                 file.unlink()
@@ -239,6 +241,8 @@ def main() -> int:
     for package in PACKAGES:
         paths = sorted(path for path, name in owner.items() if name == package)
         (args.lists / f"{package}.txt").write_text("".join(f"{path}\n" for path in paths))
+        dirs = sorted({str(p) for path in paths for p in Path(path).parents if "pvrd" in p.parts})
+        (args.lists / f"{package}.dirs").write_text("".join(f"{path}\n" for path in dirs))
         for path in paths if args.split else ():
             to = args.split / package / path.lstrip("/")
             to.parent.mkdir(parents=True, exist_ok=True)
