@@ -355,29 +355,7 @@ class TextJob:
                 raise Moved(self._why)
             elif kind == "text.start" and not self._started:
                 self._started = True
-                start: dict[str, Any] = {
-                    key: int(message.get(key, 0)) for key in ("prompt_tokens", "context")
-                }
-                # A worker that died since it said this has no models, or loads them anew.
-                loading = worker.models.get(self.model.key)
-                loaded = loading and loading.future.done() and not loading.future.exception()
-                info = loading.future.result() if loading and loaded else {}
-                if parameters := info.get("parameters"):
-                    start["parameters"] = int(parameters)
-                if self.model.key != self.session.model.key:
-                    start["precision_reason"] = self._low[:300]
-                if self._why:  # it was to begin elsewhere
-                    start["reason"] = self._why[:300]
-                self.stream.write(
-                    "start",
-                    {
-                        "model": self.model.name,
-                        "precision": "low" if self.model.key != self.session.model.key else "full",
-                        **start,
-                        **self._device(worker),
-                        "seed": self.settings["seed"],
-                    },
-                )
+                self._start(worker, message)
             elif kind == "text.token":
                 await self._token(worker, message)
             elif kind == "text.suspect" and self._started:  # else there is nothing to doubt
@@ -386,6 +364,27 @@ class TextJob:
                 # The rest of the text may need lines of its own.
                 await self.stream.room()
                 return message
+
+    def _start(self, worker: Worker, message: Mapping[str, Any]) -> None:
+        """The stream's first line."""
+        low = self.model.key != self.session.model.key
+        start: dict[str, Any] = {
+            "model": self.model.name,
+            "precision": "low" if low else "full",
+            "prompt_tokens": int(message.get("prompt_tokens", 0)),
+            "context": int(message.get("context", 0)),
+        }
+        # A worker that died since it said this has no models, or loads them anew.
+        loading = worker.models.get(self.model.key)
+        loaded = loading and loading.future.done() and not loading.future.exception()
+        info = loading.future.result() if loading and loaded else {}
+        if parameters := info.get("parameters"):
+            start["parameters"] = int(parameters)
+        if low:
+            start["precision_reason"] = self._low[:300]
+        if self._why:  # it was to begin elsewhere
+            start["reason"] = self._why[:300]
+        self.stream.write("start", {**start, **self._device(worker), "seed": self.settings["seed"]})
 
     async def _token(self, worker: Worker, message: Mapping[str, Any]) -> None:
         n, token = int(message["n"]), int(message["id"])
