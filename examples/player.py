@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows a y4m clip (8-bit 4:2:0) enlarged in a Wayland window, by shared memory: player.py CLIP
 
-Frames go through pvrd's ring by asyncio; the Wayland wire is pvr-agent's. Ends with the clip.
+Frames go through pvrd's ring by asyncio; the Wayland wire is pvr-agent's. While the window is not
+on the screen (the compositor asks for no frame) the session is paused, so that its memory and its
+share are for others. Ends with the clip.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from pvrd import y4m
 from pvrd.agent import protocol
 from pvrd.agent.wire import NEW, Proxy, Wire, socket_path
 from pvrd.client_async import AsyncClient
+from pvrd.client_async_video import AsyncVideoSession
 
 XRGB8888 = 1
 ANSWER_S = 5.0
+QUIET_S = 1.0  # without a frame callback: the window is not on the screen
+HIDDEN_S = 1e6
 
 
 class Window:
-    """A window of a fixed size, with two buffers in turn."""
+    """A window of the size of a session's frames, with two buffers in turn."""
 
-    def __init__(self, wire: Wire, width: int, height: int) -> None:
+    def __init__(self, wire: Wire, video: AsyncVideoSession) -> None:
         self._wire = wire
-        self._size = width, height
+        self._video = video
+        self._size = video.layout["out_width"], video.layout["out_height"]
         self._globals: dict[str, Proxy] = {}
         self.configured = asyncio.get_running_loop().create_future()
 
@@ -48,12 +54,12 @@ class Window:
 
         registry.on["global"] = found
         await self._wire.roundtrip(ANSWER_S)
-        self._surface = self._globals["wl_compositor"].make("create_surface", protocol.SURFACE, NEW)
+        self.surface = self._globals["wl_compositor"].make("create_surface", protocol.SURFACE, NEW)
         shell = self._globals["xdg_wm_base"].make(
-            "get_xdg_surface", protocol.XDG_SURFACE, NEW, self._surface
+            "get_xdg_surface", protocol.XDG_SURFACE, NEW, self.surface
         )
-        top = shell.make("get_toplevel", protocol.TOPLEVEL, NEW)
-        top("set_title", title)
+        self.top = shell.make("get_toplevel", protocol.TOPLEVEL, NEW)
+        self.top("set_title", title)
 
         def configure(serial: int) -> None:
             shell("ack_configure", serial)
@@ -61,7 +67,7 @@ class Window:
                 self.configured.set_result(None)
 
         shell.on["configure"] = configure
-        self._surface("commit")
+        self.surface("commit")
         await self._wire.first(self.configured, ANSWER_S)
         width, height = self._size
         size = width * height * 4
@@ -76,10 +82,11 @@ class Window:
                       XRGB8888)
             for i in range(2)
         ]  # fmt: skip
-        self._turn = 0
+        self._turn, self._shown = 0, self._buffers[0]
 
     async def show(self, planes: list[Any]) -> None:
-        """Draws a frame and waits until the compositor wants the next one."""
+        """Draws a frame and waits until the compositor wants the next one; pauses the session while
+        it wants none."""
         luma, blue, red = (plane.astype(np.int32) for plane in planes)
         height, width = luma.shape
         blue, red = (c.repeat(2, 0).repeat(2, 1)[:height, :width] - 128 for c in (blue, red))
@@ -90,13 +97,23 @@ class Window:
         pixels[..., 1] = (bright - 100 * blue - 208 * red >> 8).clip(0, 255)
         pixels[..., 2] = (bright + 409 * red >> 8).clip(0, 255)
         wanted = asyncio.get_running_loop().create_future()
-        callback = self._surface.make("frame", protocol.CALLBACK, NEW)
+        callback = self.surface.make("frame", protocol.CALLBACK, NEW)
         callback.on["done"] = lambda _: wanted.done() or wanted.set_result(None)
-        self._surface("attach", self._buffers[self._turn], 0, 0)
-        self._surface("damage", 0, 0, width, height)
-        self._surface("commit")
+        self._shown = self._buffers[self._turn]
         self._turn = 1 - self._turn
-        await self._wire.first(wanted, ANSWER_S)
+        self.commit()
+        try:
+            await self._wire.first(wanted, QUIET_S)
+        except TimeoutError:
+            await self._video.pause()
+            await self._wire.first(wanted, HIDDEN_S)
+            await self._video.pause(False)
+
+    def commit(self) -> None:
+        """Puts the frame that was drawn last on the surface."""
+        self.surface("attach", self._shown, 0, 0)
+        self.surface("damage", 0, 0, *self._size)
+        self.surface("commit")
 
 
 async def play(path: str) -> int:
@@ -121,7 +138,7 @@ async def play(path: str) -> int:
             await client.open_video(settings) as video,
         ):
             wire = await Wire.connect(socket_path())
-            window = Window(wire, video.layout["out_width"], video.layout["out_height"])
+            window = Window(wire, video)
             await window.open(f"{os.path.basename(path)}, enlarged")
             shown = 0
             async for _done, planes in video.enlarge(frames()):

@@ -61,9 +61,14 @@ XDG_SURFACE = Interface(
 )  # fmt: skip
 TOPLEVEL = Interface(
     "xdg_toplevel",
-    (("destroy", ""), ("set_parent", "o"), ("set_title", "s"), ("set_app_id", "s")),
+    (
+        ("destroy", ""), ("set_parent", "o"), ("set_title", "s"), ("set_app_id", "s"),
+        ("show_window_menu", "ouii"), ("move", "ou"), ("resize", "ouu"), ("set_max_size", "ii"),
+        ("set_min_size", "ii"), ("set_maximized", ""), ("unset_maximized", ""),
+        ("set_fullscreen", "o"), ("unset_fullscreen", ""), ("set_minimized", ""),
+    ),
     (("configure", "iia"), ("close", "")),
-)
+)  # fmt: skip
 LAYER_SHELL = Interface("zwlr_layer_shell_v1", (("get_layer_surface", "noous"),))
 LAYER_SURFACE = Interface(
     "zwlr_layer_surface_v1",
