@@ -37,6 +37,9 @@ pipeline = Gst.parse_launch(text)
 sinks = [e for e in pipeline.children if e.get_factory().get_name() == "fakesink"]
 def count():
     return sum(s.props.stats.get_value("rendered") for s in sinks)
+ups = [e for e in pipeline.children if e.get_factory().get_name() == "pvrupscale"]
+def plain():
+    return sum(e.props.frames_plain for e in ups)
 pipeline.set_state(Gst.State.PLAYING)
 bus = pipeline.get_bus()
 def wait(s):
@@ -47,16 +50,15 @@ def cpu():
     return used.ru_utime + used.ru_stime
 if seconds:
     wait(3)
-began, first, busy = time.monotonic(), count(), cpu()
+began, first, busy, away = time.monotonic(), count(), cpu(), plain()
 if seconds:
     wait(seconds)
 else:
     bus.timed_pop_filtered(300 * Gst.SECOND, Gst.MessageType.EOS | Gst.MessageType.ERROR)
 frames, took, busy = count() - first, time.monotonic() - began, cpu() - busy
-ups = [e for e in pipeline.children if e.get_factory().get_name() == "pvrupscale"]
-plain = sum(e.props.frames_plain for e in ups)
+away = plain() - away
 pipeline.set_state(Gst.State.NULL)
-print(json.dumps({"rate": frames / took, "ms": 1e3 * busy / max(frames, 1), "plain": plain}))
+print(json.dumps({"rate": frames / took, "ms": 1e3 * busy / max(frames, 1), "plain": away}))
 """
 
 
