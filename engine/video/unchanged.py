@@ -29,7 +29,7 @@ MODES = ("exact", "tolerant", "off")
 BLOCK = 8
 LEVELS, NOISE = 2.0, 3.0
 PROBE = 16  # every so many rows are compared first: where all changed, they tell it
-RESTLESS = 4  # frames in a row in which all changed, after which only those rows are kept
+RESTLESS = 2  # frames in a row in which all changed, after which only those rows are kept
 
 Flags = npt.NDArray[np.bool_]
 _WORD = 8  # bytes that are compared at once
