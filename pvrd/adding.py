@@ -10,10 +10,10 @@ from typing import Any
 
 from pvrd.bus import V, Variant, plain, variant
 from pvrd.core import Core, report
-from pvrd.errors import BadModel, Cancelled, PvrdError, ShuttingDown
+from pvrd.errors import BadModel, Cancelled, ShuttingDown
 from pvrd.inbox import WorkerLost
 from pvrd.objects import Answer
-from pvrd.stream import LineStream
+from pvrd.stream import Last, LineStream, failure
 from pvrd.supervisor import MAX_KILLS
 
 MODEL_FDS = 3  # the caller's, a copy's and a pipe's
@@ -52,7 +52,7 @@ async def _add_streaming(
     core: Core, fd: int, uid: int, name: str, chosen: dict[str, Any], stream: LineStream
 ) -> None:
     loop = asyncio.get_running_loop()
-    last: tuple[str, Mapping[str, Any]]
+    last: Last
 
     def progress(done: int, total: int) -> None:
         loop.call_soon_threadsafe(stream.write_if_room, "progress", {"done": done, "total": total})
@@ -63,13 +63,10 @@ async def _add_streaming(
             last = ("end", plain(_added(details)))
         except asyncio.CancelledError:
             gone = Cancelled("the reader went away")
-            error: PvrdError = ShuttingDown("pvrd is ending") if core.closing else gone
-            last = ("error", {"error": error.name, "message": str(error)})
+            last = failure(ShuttingDown("pvrd is ending") if core.closing else gone)
         except Exception as e:
-            error = report(e)
-            last = ("error", {"error": error.name, "message": str(error)[:400]})
-        stream.write(*last)
-        await stream.finish()
+            last = failure(report(e))
+        await stream.finish(last)
     finally:
         stream.close()
         os.close(fd)

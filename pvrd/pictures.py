@@ -18,7 +18,7 @@ from pvrd.errors import BadModel, Cancelled, PvrdError, ShuttingDown, Timeout
 from pvrd.jobs import Job
 from pvrd.models import Model
 from pvrd.objects import METHOD_S, Answer
-from pvrd.stream import LineStream
+from pvrd.stream import Last, LineStream, failure
 from pvrd.worker import Worker
 
 _TYPES = {
@@ -131,7 +131,7 @@ class PictureJob:
             self._task.cancel()
 
     async def _follow(self, stream: LineStream) -> None:
-        last: tuple[str, Mapping[str, Any]]
+        last: Last
         try:
             try:
                 info = await self._work(
@@ -141,13 +141,10 @@ class PictureJob:
                 )
                 last = ("end", info)
             except asyncio.CancelledError:
-                error = self._stopped or ShuttingDown("pvrd is ending")
-                last = ("error", {"error": error.name, "message": str(error)})
+                last = failure(self._stopped or ShuttingDown("pvrd is ending"))
             except Exception as e:
-                error = report(e)
-                last = ("error", {"error": error.name, "message": str(error)[:400]})
-            stream.write(*last)
-            await stream.finish()
+                last = failure(report(e))
+            await stream.finish(last)
         finally:
             self.close()
 

@@ -18,12 +18,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from pvrd.errors import SlowReader
+from pvrd.errors import PvrdError, SlowReader
 
 LINE = 4096  # PIPE_BUF: a write up to this is whole
 PIECE = 500  # characters of text in a line; a character takes at most 6 bytes
 POLL_S = 0.05
 VERSION = 1
+Last = tuple[str, Mapping[str, Any]]  # what a stream ends with: its line's type and fields
+_REASON = 400  # characters of an error in a line
 
 
 class LineStream:
@@ -111,11 +113,16 @@ class LineStream:
         """
         await self._wait(self._has_room)
 
-    async def finish(self) -> None:
-        """Waits until all lines are in the pipe, as long as the reader reads, and closes it."""
-        with contextlib.suppress(SlowReader):
-            await self._wait(lambda: self.gone or not self._pending)
-        self.close()
+    async def finish(self, last: Last) -> None:
+        """Writes the last line, waits until all are in the pipe, as long as the reader reads, and
+        closes it, whatever happens.
+        """
+        try:
+            self.write(*last)
+            with contextlib.suppress(SlowReader):
+                await self._wait(lambda: self.gone or not self._pending)
+        finally:
+            self.close()
 
     async def _wait(self, done: Callable[[], bool]) -> None:
         if done():
@@ -142,6 +149,11 @@ class LineStream:
             self.gone = True
             os.close(self._fd)
             self._fd = -1
+
+
+def failure(error: PvrdError) -> Last:
+    """What a stream ends with that failed."""
+    return "error", {"error": error.name, "message": str(error)[:_REASON]}
 
 
 def pieces(text: str) -> list[str]:

@@ -22,7 +22,7 @@ from pvrd.jobs import Job
 from pvrd.journal import Journal
 from pvrd.models import Model
 from pvrd.objects import Answer, method
-from pvrd.stream import LineStream, pieces
+from pvrd.stream import Last, LineStream, failure, pieces
 from pvrd.text_move import Moved, Mover
 from pvrd.worker import Inbox, Worker
 
@@ -250,7 +250,7 @@ class TextJob:
     async def run(self) -> None:
         """Writes the whole stream; handles every error."""
         core = self.session.core
-        last: tuple[str, dict[str, Any]]
+        last: Last
         try:
             self._low = core.precision.why
             open_fds = core.peers.job(self.session.uid, TEXT_FDS)
@@ -268,7 +268,7 @@ class TextJob:
                 self._error = ShuttingDown("pvrd is ending")
             last = self._last_of_stop()
         except Exception as e:
-            last = ("error", _error_fields(report(e)))
+            last = failure(report(e))
             core.stats.jobs_failed += 1
             systemd.log(
                 systemd.NOTICE, f"text job {self.id} failed: {last[1]['error']}",
@@ -279,11 +279,7 @@ class TextJob:
         self.session.job = None
         self._journal.close()
         self._mover.close()
-        try:
-            self.stream.write(*last)
-            await self.stream.finish()
-        finally:
-            self.stream.close()
+        await self.stream.finish(last)
 
     def _listed(self) -> Job:
         session = self.session
@@ -292,13 +288,13 @@ class TextJob:
             session.path, tokens=lambda: self._journal.count,
         )  # fmt: skip
 
-    def _last_of_stop(self) -> tuple[str, dict[str, Any]]:
+    def _last_of_stop(self) -> Last:
         if isinstance(self._error, ShuttingDown):
             self.session.core.stats.jobs_failed += 1
         else:
             self.session.core.stats.jobs_cancelled += 1
         if self._error is not None:
-            return "error", _error_fields(self._error)
+            return failure(self._error)
         return "end", self._end({"reason": "cancelled"})
 
     def _moved(self, why: str) -> None:
@@ -434,7 +430,3 @@ class TextJob:
             "tokens": self._journal.count, **self._device(self._worker),
             "restarts": self.restarts, "stats": dict(list(stats.items())[:20]),
         }  # fmt: skip
-
-
-def _error_fields(error: PvrdError) -> dict[str, Any]:
-    return {"error": error.name, "message": str(error)[:400]}

@@ -17,9 +17,9 @@ import pytest
 from pvrd import config, journal, link, polkit
 from pvrd.bus import BusAddress, BusError, V, plain, variant
 from pvrd.config import Config, ConfigError, Paths
-from pvrd.errors import NAMES, InvalidArgument, NotAuthorized, SlowReader, from_name
+from pvrd.errors import NAMES, Internal, InvalidArgument, NotAuthorized, SlowReader, from_name
 from pvrd.options import TEXT_JOB, parse
-from pvrd.stream import LINE, LineStream, pieces
+from pvrd.stream import LINE, LineStream, failure, pieces
 from pvrd.video_layout import Format, lay_out
 from pvrd.video_session import plan
 
@@ -63,9 +63,8 @@ def test_slow_reader_leaves_room_for_the_last_line() -> None:
         # Moves of a job and the last line still fit, at once.
         for _ in range(3):
             stream.write("device", {"reason": "y" * 300})
-        stream.write("error", {"message": "z" * 400})
         before = clock.now
-        await stream.finish()
+        await stream.finish(failure(Internal("z" * 500)))
         assert clock.now == before
         data = b""
         while piece := os.read(reader, 1 << 16):
@@ -103,7 +102,7 @@ def test_gone_reader() -> None:
         await asyncio.sleep(0)
         stream.write("token", {})
         await stream.room()
-        await stream.finish()
+        await stream.finish(("end", {}))
         assert gone == [True]
 
     asyncio.run(main())
