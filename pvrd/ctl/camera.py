@@ -181,6 +181,13 @@ def _wishes(args: argparse.Namespace) -> dict[str, str]:
     return {**wishes, "bus": bus} if bus else wishes
 
 
+def _registry() -> Path:
+    """Where GStreamer keeps what it knows of plugins for this command: it never tries one again
+    that once failed to load, as Python's does in the PATH of a venv."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "pvrd" / "gstreamer.bin"
+
+
 def environment() -> dict[str, str]:
     """GStreamer's, with our plugin; its loader runs the python3 that is first in the PATH, and
     PyGObject is the distribution's."""
@@ -192,6 +199,7 @@ def environment() -> dict[str, str]:
         "PATH": f"/usr/bin:{os.environ.get('PATH', os.defpath)}",
         "LC_ALL": "C.UTF-8",  # its words are read here
         "LANGUAGE": "",
+        "GST_REGISTRY": os.environ.get("GST_REGISTRY") or str(_registry()),
     }
 
 
@@ -201,12 +209,18 @@ def _check(elements: list[list[str]], env: dict[str, str]) -> None:
             raise errors.CtlError(f"{program} is not installed (Debian: apt install {package}).")
     for element in elements:
         package = _ELEMENTS.get(element[0], "")
-        if package:
-            command = ["gst-inspect-1.0", element[0]]  # --exists compares versions, too
-            nowhere = subprocess.DEVNULL
-            if subprocess.run(command, env=env, stdout=nowhere, stderr=nowhere).returncode:
+        if package and not _is_there(element[0], env):
+            # It may have been installed after GStreamer looked for the last time.
+            Path(env["GST_REGISTRY"]).unlink(missing_ok=True)
+            if not _is_there(element[0], env):
                 sentence = f"GStreamer has no {element[0]} here (Debian: apt install {package})."
                 raise errors.CtlError(sentence)
+
+
+def _is_there(element: str, env: dict[str, str]) -> bool:
+    command = ["gst-inspect-1.0", element]  # --exists compares versions, too
+    nowhere = subprocess.DEVNULL
+    return subprocess.run(command, env=env, stdout=nowhere, stderr=nowhere).returncode == 0
 
 
 def run(args: argparse.Namespace) -> int:
@@ -241,6 +255,8 @@ def run(args: argparse.Namespace) -> int:
     if code == 0 and not said:
         return errors.OK  # the camera has ended
     reason = next((line for line in said if line.startswith("from element")), "")
+    if "PipeWire" in reason and reason.endswith(": Failed to connect"):
+        raise errors.CtlError("PipeWire does not answer; is it running for this user?")
     sentence = reason.partition(": ")[2] or (said[0] if said else f"gst-launch-1.0 ended: {code}.")
     raise errors.CtlError(output.sentence(sentence))
 

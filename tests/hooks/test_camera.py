@@ -20,7 +20,7 @@ import pytest
 
 from pvrd.client import Client
 from pvrd.ctl import camera
-from tests.buses import WAIT_S, end, until
+from tests.buses import ROOT, WAIT_S, end, until
 from tests.daemons import Restartable
 from tests.hooks.conftest import Shell
 
@@ -238,3 +238,17 @@ def test_gst_launch_speaks_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("LANGUAGE", "de")
     env = camera.environment()
     assert (env["LC_ALL"], env["LANGUAGE"]) == ("C.UTF-8", "")
+
+
+def test_without_pipewire(shell: Shell) -> None:
+    said = shell("XDG_RUNTIME_DIR=$PWD pvrctl camera --from test --to pipewire", 1).stderr
+    assert said == "pvrctl: PipeWire does not answer; is it running for this user?\n"
+
+
+def test_a_plugin_that_failed_to_load_once(shell: Shell) -> None:
+    """GStreamer remembers that Python's loader failed."""
+    look = f"GST_REGISTRY=$PWD/reg GST_PLUGIN_PATH={ROOT}/pvrd/hooks/gst gst-inspect-1.0 pvrupscale"
+    shell(f"PYTHONHOME=/nowhere {look}", 255)
+    shell(f"PATH=/usr/bin:$PATH {look}", 255)
+    said = shell("GST_REGISTRY=$PWD/reg pvrctl camera --from v4l2:/dev/null --to pipewire", 1)
+    assert "no pvrupscale" not in said.stderr
