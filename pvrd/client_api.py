@@ -39,6 +39,7 @@ OPTIONS = {
     "priority": "u",
     "share": "u",
     "context": "u",
+    "kv": "s",
     "max_tokens": "u",
     "temperature": "d",
     "top_k": "u",

@@ -56,6 +56,11 @@ def test_tokens_by_asyncio_are_those_of_the_blocking_client(pvrd: Restartable) -
     assert end["reason"] == "length"
 
 
+def test_caches_of_int8_can_be_asked_for(pvrd: Restartable) -> None:
+    with Client(pvrd.address) as client, client.open_text({**TINY, "kv": "q8"}) as session:
+        assert "".join(e.get("text", "") for e in session.generate(PROMPT, {"max_tokens": 4}))
+
+
 def test_two_sessions_at_once_and_leaving_an_iterator_cancels(pvrd: Restartable) -> None:
     async def ask() -> None:
         async with await AsyncClient.connect(pvrd.address) as client:

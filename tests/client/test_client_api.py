@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clients' options are the daemon's."""
+
+from __future__ import annotations
+
+import pytest
+
+from pvrd import options as daemon
+from pvrd.bus import plain
+from pvrd.client_api import OPTIONS, options
+from pvrd.errors import InvalidArgument
+
+# All but those whose options are arguments of the clients' own.
+TABLES: dict[str, dict[str, daemon.Option]] = {
+    name: table
+    for name, table in vars(daemon).items()
+    if name.isupper() and name not in ("DEVICE", "PRIORITY", "LIST_JOBS", "TRACE")
+}
+KINDS = {"bool": "b", "float": "d", "str": "s", "strs": "as", "numbers": "a{ud}"}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_option_of_the_daemon_can_be_given(name: str) -> None:
+    for key, option in TABLES[name].items():
+        wide = option.high >= 1 << 32
+        assert OPTIONS[key] == (KINDS.get(option.kind) or ("t" if wide else "u")), key
+
+
+def test_the_clients_have_no_others() -> None:
+    assert set(OPTIONS) == {key for table in TABLES.values() for key in table}
+
+
+def test_values_are_held_to_their_types() -> None:
+    made = options({"kv": "q8", "top_p": 1, "seed": (1 << 64) - 1, "share": None})
+    assert {key: value.signature for key, value in made.items()} == {
+        "kv": "s", "top_p": "d", "seed": "t",
+    }  # fmt: skip
+    assert plain(made) == {"kv": "q8", "top_p": 1.0, "seed": (1 << 64) - 1}
+    for wrong in ({"context": -1}, {"context": 1 << 32}, {"seed": 1 << 64}):
+        with pytest.raises(InvalidArgument, match="out of range"):
+            options(wrong)
+    with pytest.raises(InvalidArgument, match="there is no option colour"):
+        options({"colour": "red"})
