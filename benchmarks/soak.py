@@ -48,7 +48,9 @@ from tests.faults.daemon import ROOT, Daemon, open_fds, resident
 from tests.faults.place import references, warmed
 from tests.faults.work import BY_NAME, FRAMES, VIDEO, State, Work
 
-BETWEEN_S = 3.0  # so that no job meets as many ends of workers as end it
+BETWEEN_S = 3.0  # between two faults, at least
+ENDS = 2  # of workers that a job may meet: the third ends it
+SLICE_S = 6.0  # a busy machine is not to look like a stopped worker
 BLOCKS = 12
 T99 = 3.17  # Student's t, two-sided, for BLOCKS - 2 degrees of freedom
 CHATS = 4
@@ -95,6 +97,9 @@ class Soak:
         self.latency: list[float] = []  # seconds of texts since the last sample
         self.first: dict[str, Any] = {}  # the first vectors, labels and picture
         self._lock = threading.Lock()
+        self._ends = 0  # of workers so far
+        self._since: dict[int, int] = {}  # of each client: `_ends` when its work began
+        self._hit: tuple[str, int] | None = None  # the worker that is ending: kind, generation
 
     def client(self, name: str, work: Callable[[Client, random.Random], None]) -> threading.Thread:
         """A thread with a client of its own that does this again and again."""
@@ -104,6 +109,7 @@ class Soak:
             with contextlib.ExitStack() as stack:
                 client = stack.enter_context(self.daemon.client())
                 while not self.stop.is_set():
+                    self._since[threading.get_ident()] = self._ends
                     try:
                         work(client, draw)
                         self.add(name)
@@ -228,6 +234,16 @@ class Soak:
 
     # -- faults
 
+    def ready(self, client: Client) -> bool:
+        """Is what was struck back, and has nobody's work met too many ends of workers?"""
+        devices = client.properties()["Devices"]
+        now = {d["kind"]: d["generation"] for d in devices if d["state"] == "ready"}
+        self._ends = sum(d["generation"] for d in devices)
+        if self._hit is not None and now.get(self._hit[0], 0) <= self._hit[1]:
+            return False
+        self._hit = None
+        return all(self._ends - since < ENDS for since in list(self._since.values()))
+
     def strike(self, client: Client) -> str:
         """One fault at random; its name."""
         what = self.draw.choice(["kill", "kill", "segv", "stop", "lost", "hold", "client"])
@@ -245,6 +261,7 @@ class Soak:
         device = self.daemon.device(client, kind)
         if device.get("state") != "ready":
             return "none"
+        self._hit = kind, device["generation"]
         number = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
         with contextlib.suppress(ProcessLookupError):
             os.kill(device["pid"], number.get(what, signal.SIGUSR2))
@@ -310,7 +327,8 @@ def main() -> int:
         (folder / "run").mkdir()
         warmed(folder / "warm", models, reference).rename(folder / "run" / "home")
         faults = ["gpu:armed", "gpu:vk_lost:1"]
-        daemon = Daemon(folder / "run", models, {**CONFIG, "debug.faults": faults})
+        config = {**CONFIG, "deadlines.slice_s": SLICE_S, "debug.faults": faults}
+        daemon = Daemon(folder / "run", models, config)
         daemon.start()
         try:
             return run(args, daemon, reference)
@@ -341,7 +359,7 @@ def run(args: argparse.Namespace, daemon: Daemon, reference: Reference) -> int:
             if log is not None:
                 log.write(json.dumps(samples[-1]) + "\n")
                 log.flush()
-            if not args.calm and now >= next_fault:
+            if not args.calm and now >= next_fault and soak.ready(client):
                 soak.count[f"fault {soak.strike(client)}"] += 1
                 next_fault = time.monotonic() + BETWEEN_S
         soak.stop.set()

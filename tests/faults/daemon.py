@@ -236,9 +236,13 @@ class Daemon:
             found.append(f"files {more_files}")
         return "; ".join(found)
 
+    def queue(self) -> dict[int, float]:
+        """`queued` of pvrd, its workers and this process."""
+        return queued([self.pid, *children(self.pid), os.getpid()])
+
     def settles(self, client: Client, before: Held, grace_mib: int) -> None:
         """Waits until nothing is held beyond what was before."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + WAIT_S
         while leaks := self.leaks(client, before, grace_mib):
             assert time.monotonic() < end, leaks
             select.select([], [], [], 0.02)
@@ -278,6 +282,20 @@ def children(pid: int) -> list[int]:
                 if int(stat.rpartition(")")[2].split()[1]) == pid:
                     out.append(int(entry))
     return out
+
+
+def queued(pids: Sequence[int]) -> dict[int, float]:
+    """Of processes: seconds that their threads have stood in the queue for a CPU so far. This is
+    what a busy machine costs them, and no fault of theirs.
+    """
+    found: dict[int, float] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    waited = Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[1]
+                    found[pid] = found.get(pid, 0.0) + int(waited) / 1e9
+    return found
 
 
 def alive(pids: Sequence[int]) -> list[int]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m tests.faults.report [-k WORDS]: runs the fault matrix, prints it and writes
-docs/faults.md. With -k (as pytest's) only what is printed.
+"""python -m tests.faults.report [-k WORDS] [--out FILE]: runs the fault matrix, prints it and
+writes docs/faults.md. With -k (as pytest's) it prints only; FILE gets what came of the cells.
+
+python -m tests.faults.report --of FILE...: makes docs/faults.md of the parts of a run.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ HEAD = Path(__file__).with_name("head.md")
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the fault matrix.")
     parser.add_argument("-k", default="", help="only these cells, as pytest's -k")
+    parser.add_argument("--out", type=Path, help="a file for the cells, as JSON")
+    parser.add_argument("--of", type=Path, nargs="+", help="such files instead of a run")
     args = parser.parse_args()
+    if args.of:
+        cells = [cell for path in args.of for cell in json.loads(path.read_text())]
+        TARGET.write_text(document(cells, sum(c["took_s"] for c in cells)))
+        return 0 if all(c["passed"] for c in cells) else 1
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "report.json"
         began = time.monotonic()
@@ -36,12 +44,18 @@ def main() -> int:
             env={**os.environ, "PVRD_FAULT_REPORT": str(found)}, cwd=ROOT, check=False,
         )  # fmt: skip
         cells = json.loads(found.read_text()) if found.exists() else []
-    took = time.monotonic() - began
-    text = HEAD.read_text() + table(cells) + reasons(cells) + summary(cells, took)
+    text = document(cells, time.monotonic() - began)
     print(text)
+    if args.out:
+        args.out.write_text(json.dumps(cells))
     if not args.k and cells:
         TARGET.write_text(text)
     return done.returncode
+
+
+def document(cells: list[dict[str, Any]], seconds: float) -> str:
+    """The page."""
+    return HEAD.read_text() + table(cells) + reasons(cells) + summary(cells, seconds)
 
 
 def table(cells: list[dict[str, Any]]) -> str:
