@@ -75,8 +75,8 @@ class Guesser:
         self._seen = len(ids)
         at = self._follows.get(tuple(ids[-GRAM:]))
         if at is not None:
-            again = ids[at:]  # what comes behind the end would be this again
-            self._expected = [again[i % len(again)] for i in range(SIZES[-1] - 1)]
+            length = len(ids) - at  # what comes behind the end would be this again
+            self._expected = [ids[at + i % length] for i in range(SIZES[-1] - 1)]
 
     def chance(self) -> float:
         """That the next guessed token is right, when those before it were."""
