@@ -114,6 +114,14 @@ class Bands:
             self.executable.run("tiles", "planes", into=outputs)
             self._planes_done = True
 
+    def fetch(self, into: Sequence[Bytes]) -> None:
+        """The band's rows of each enlarged plane, as `run` has them, in a slice of their own.
+
+        Raises:
+            DeviceLost: as Executable.run.
+        """
+        self.executable.fetch({f"out{i}": rows for i, rows in enumerate(into)})
+
     def rows(self, band: int, plane: int) -> Bytes:
         """The band's rows of an enlarged plane [rows, stride], until the next slice. Where no tile
         was computed they mean nothing.

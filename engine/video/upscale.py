@@ -44,7 +44,13 @@ class Sink(Protocol):
 
 
 class Planes:
-    """Source and Sink over whole planes (ring slots)."""
+    """Source and Sink over whole planes (ring slots).
+
+    claims: `place` gives rows for a moment, to which results that are there are brought at once; no
+    work may lie between.
+    """
+
+    claims = False
 
     def __init__(self, planes: Sequence[Bytes], row_bytes: Sequence[int]) -> None:
         self.planes, self._row_bytes = planes, row_bytes
@@ -230,12 +236,18 @@ class VideoPipeline:
                 if count > (most := self._fit.most(self.tiling.batch)):
                     self._todo.insert(0, (column + most, count - most))
                     count = most
-                self._placed = [] if self._todo else self._places(self._sink)
+                claims = isinstance(self._sink, Planes) and self._sink.claims
+                self._placed = [] if self._todo or claims else self._places(self._sink)
                 began = time.perf_counter()
-                self._bands.run(column, count, self._placed, last=not self._todo)
+                alone = claims and bool(self._wanted[self._band].all())
+                last = not (self._todo or alone)
+                self._bands.run(column, count, self._placed, last)
                 self._fit.took(count, time.perf_counter() - began)
                 if self._todo:
                     return False
+                if alone and (rows := self._places(self._sink)):
+                    self._bands.fetch(rows)
+                    self._placed = rows
             computed = bool(self._wanted[self._band].any())
             self._leave(self._source, self._sink)
             if computed:
@@ -271,7 +283,7 @@ class VideoPipeline:
         made_by[:] = np.where(wanted, self._own, REUSED)
         if wanted.any():
             count = len(self.format.roles)
-            planes = self._placed or [self._bands.rows(band, i) for i in range(count)]
+            planes = list(self._placed) or [self._bands.rows(band, i) for i in range(count)]
             self._check(source, planes, np.flatnonzero(wanted))
             for i, rows in enumerate(planes):
                 begin, end = self._bands.out_span(band, i)
@@ -325,6 +337,10 @@ class VideoPipeline:
             return set(plain.implausible(low, high, starts, depth, scale))
 
         bad = doubts() & set(tiles.tolist())
+        if bad and self._placed and isinstance(self._sink, Planes) and self._sink.claims:
+            # Mending takes longer than a claim holds: it is done elsewhere and put there.
+            planes[:] = [p.copy() for p in planes]
+            self._placed = []
         if bad and self._spare:
             done = self._spare.redo(self._band, source, sorted(bad), planes)
             self.made_by[self._band, done] = CPU

@@ -80,16 +80,22 @@ class Leased(Planes):
     """Planes of a slot that may be written to until a time (CLOCK_MONOTONIC ns).
 
     pvrd gives the frame to another worker then. One that was stuck meanwhile should not write when
-    it wakes up: the slot may hold the next frame. (A device may write to planes by itself; so pvrd
-    lets a slot's next frame wait for the word about its last one while there is time.)
+    it wakes up: the slot may hold the next frame. So a device that knows the ring (`direct`) brings
+    results there in a submission that does nothing else, after a look at the clock; and pvrd lets a
+    slot's next frame wait for the word about its last one while there is time.
     """
 
-    def __init__(self, planes: Planes, until: int) -> None:
+    def __init__(self, planes: Planes, until: int, direct: bool = False) -> None:
         self.__dict__.update(planes.__dict__)
-        self._until = until
+        self._until, self.claims = until, direct
 
-    def place(self, plane: int, begin: int, end: int) -> None:
-        """No rows: the device might write there when it is too late."""
+    def place(self, plane: int, begin: int, end: int) -> Bytes | None:
+        """Rows for a moment, where the device brings results. Raises Expired."""
+        if not self.claims:
+            return None
+        if time.monotonic_ns() >= self._until:
+            raise Expired
+        return super().place(plane, begin, end)
 
     def put(self, plane: int, begin: int, rows: Bytes) -> None:
         """Raises Expired."""
@@ -327,7 +333,7 @@ class VideoTask:
             return
         out = self._out_format
         planes = as_planes(target, out.planes(), out.sample_bytes)
-        pipeline.begin(source, Leased(planes, frame.lease))
+        pipeline.begin(source, Leased(planes, frame.lease, self._adopted is not None))
 
     def _give_up(self, frame: Frame) -> bool:
         """Another worker does it now."""

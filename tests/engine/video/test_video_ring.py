@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.video import frames
+from engine.video import frames, plain
 from engine.video.frames import Bytes, FrameFormat
 from engine.video.network import VideoModel
 from engine.video.upscale import Planes, VideoPipeline
@@ -182,5 +182,68 @@ def test_wrong_tiles_are_mended_where_they_lie(
     for a, b in zip(dst, good, strict=True):
         difference = a.astype(int) - b
         assert np.abs(difference[:, : FORMAT.width]).max() <= 1
+    pipeline.close()
+    adopted.close()
+
+
+class Claimed(Planes):
+    """Planes that the device may write to in a submission that does nothing else."""
+
+    claims = True
+    looked: list[int]  # submissions before each look at the clock
+
+    def place(self, plane: int, begin: int, end: int) -> Bytes | None:
+        self.looked.append(self.made())
+        return super().place(plane, begin, end)
+
+    def made(self) -> int:
+        return 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_lent_frame_is_brought_alone_after_a_look_at_the_clock(
+    far: Any, far_model: VideoModel, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    ring = Ring(1)
+    adopted = far.adopt(ring.memory)
+    pipeline = VideoPipeline(far, far_model, FORMAT)
+    src, dst = ring.slots[0]
+    for place, plane in zip(src, picture(1), strict=True):
+        place[:] = plane
+    run(pipeline, src, dst)
+    want = [plane.copy() for plane in dst]
+    for plane in dst:
+        plane[:] = 0
+    lent = Claimed(dst, [p.width for p in FORMAT.scaled(2).planes()])
+    lent.looked, begin = [], far.counters()
+    submissions: list[int] = []
+    submit = far._submit
+    monkeypatch.setattr(far, "_submit", lambda *given: (submissions.append(1), submit(*given))[1])
+    monkeypatch.setattr(lent, "made", lambda: len(submissions))
+    put: list[int] = []
+    monkeypatch.setattr(
+        lent, "put", lambda plane, at, rows: (put.append(plane), Planes.put(lent, plane, at, rows))
+    )
+    if wrong:  # a tile that is mended is put, with a look of its own
+        found = iter([[0], []])
+        monkeypatch.setattr(plain, "implausible", lambda *_: next(found, []))
+    pipeline.begin(src, lent)
+    while not pipeline.step():
+        pass
+    after = far.counters()
+    assert after["copies"] == begin["copies"] or wrong
+    bands = pipeline.tiling.bands
+    assert len(submissions) == pipeline.slices + bands
+    assert lent.looked[::3] == [
+        (band + 1) * pipeline.slices // bands + band for band in range(bands)
+    ]
+    if wrong:
+        assert put[:3] == [0, 1, 2]
+        wide = dst[0][:, : 2 * FORMAT.width].astype(int)
+        assert np.abs(wide - want[0][:, : 2 * FORMAT.width]).max() <= 1  # the CPU's own rounding
+    else:
+        assert same(dst, want)
+        assert not put
     pipeline.close()
     adopted.close()
