@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SCRATCH = " scratch"  # the buffer of which calls get theirs; no program's buffer has a space
 _TURNS = 8  # calls after one another whose scratch memory is apart, so that they may overlap
 _ALIGN = 256
+_USES = ("device", "upload", "readback", "apart")  # memory, as VulkanBackend._place names it
+_USE_OF = {"params": "upload", "input": "upload", "output": "readback"}  # kinds of buffers
 
 
 @dataclass(frozen=True)
@@ -120,24 +122,17 @@ class VulkanExecutable:
         backend._live.add(self)
 
     def _allocate(self, stack: ExitStack, lent: Lent) -> dict[str, api.Placed]:
-        where = {"params": "upload", "input": "upload", "output": "readback"}
-        uses = ("device", "upload", "readback", "apart")
-        own: dict[str, dict[str, int]] = {use: {} for use in uses}
+        """All buffers of the program: lent ones, weights, and its own in memory of their use."""
+        own: dict[str, dict[str, int]] = {use: {} for use in _USES}
         out: dict[str, api.Placed] = {}
         for buf in self.program.buffers.values():
             if buf.name in lent:
                 lender, name = lent[buf.name]
                 out[buf.name], _ = lender._range(name, buf.nbytes, 0)
-                continue
-            if buf.kind != "weight":
-                use = where.get(buf.kind, "device")
-                far = self._backend._plan.apart and buf.kind in ("input", "output")
-                own["apart" if far and buf.nbytes >= LARGE else use][buf.name] = buf.nbytes
-                continue
-            placed = self._weights.buffers.get(buf.name)
-            if placed is None or placed.nbytes < buf.nbytes:
-                raise InvalidArgument(f"the weights have no {buf.name!r} of {buf.nbytes} bytes")
-            out[buf.name] = placed
+            elif buf.kind == "weight":
+                out[buf.name] = self._weight(buf)
+            else:
+                own[self._use(buf)][buf.name] = buf.nbytes
         calls = [c for some in self.program.sequences.values() for c in some]
         if scratch := max(map(self._scratch_nbytes, calls), default=0):
             own["device"][_SCRATCH] = _TURNS * scratch
@@ -152,6 +147,19 @@ class VulkanExecutable:
             self._backend, {n: out[n] for n in own["apart"]}, {n: out[n] for n in slow}
         )
         return out
+
+    def _weight(self, buf: Buffer) -> api.Placed:
+        placed = self._weights.buffers.get(buf.name)
+        if placed is None or placed.nbytes < buf.nbytes:
+            raise InvalidArgument(f"the weights have no {buf.name!r} of {buf.nbytes} bytes")
+        return placed
+
+    def _use(self, buf: Buffer) -> str:
+        """Which memory a buffer lies in, as VulkanBackend._place names them."""
+        through = buf.kind in ("input", "output")  # the host's on one side
+        if self._backend._plan.apart and through and buf.nbytes >= LARGE:
+            return "apart"
+        return _USE_OF.get(buf.kind, "device")
 
     def _record(self, stack: ExitStack) -> dict[str, Any]:
         device = self._backend._device

@@ -28,8 +28,8 @@ from engine.errors import PvrError
 
 
 class Device:
-    """A VkDevice with one queue and one fence. All that it makes goes to the given stack, or is
-    freed by close().
+    """A VkDevice with one queue and one fence. All that it makes goes to the given stack, or to its
+    own, `stack`, with which it is closed.
     """
 
     def __init__(self, instance: Any, pd: Any, info: DeviceInfo) -> None:
