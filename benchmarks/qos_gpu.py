@@ -205,7 +205,7 @@ class Bench:
             begin = time.monotonic()
             lone = statistics.median(rate for _, rate in other.rates[:3])
             frames = work.frames()
-            rate = other.between(begin + 1.0, time.monotonic())
+            rate = other.between(begin + 0.1 * frames.seconds, time.monotonic())
         yield from _rows_of("llama.cpp", frames, self.lone, "alone")
         yield common.row("llama.cpp text", "tokens/s", rate, lone, "lone")
         if self.beside is not None:
