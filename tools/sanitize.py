@@ -60,12 +60,15 @@ def library(name: str) -> str:
     return found
 
 
-def build(kind: str, folder: Path) -> None:
-    """The kernels without SPIR-V, and for `thread` what stands in for libgomp."""
+def build(kind: str, folder: Path, faster: bool = True) -> None:
+    """The kernels without SPIR-V, and for `thread` what stands in for libgomp. Not `faster`: for
+    the plainest instruction set alone; how a slice is shared out is the same in all.
+    """
     checks = CHECKS[kind][0]
     # Sizes of objects: AddressSanitizer knows them better, and GCC takes minutes over a file.
     flags = "-g1" + (" -fno-sanitize=object-size" if kind == "address" else "")
     options = [f"-Db_sanitize={checks}", "-Db_lundef=false", "-Dspirv=false", "-Dlevel=1"]
+    options.append(f"-Dfaster={str(faster).lower()}")
     setup = [*MESON, "setup", *options, f"-Dc_args={flags}", str(folder), str(ROOT)]
     if (folder / "build.ninja").exists():
         setup.insert(3, "--reconfigure")

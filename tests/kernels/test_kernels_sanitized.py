@@ -47,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     def get(kind: str) -> Path:
         if kind not in made:
             folder = tmp_path_factory.mktemp(kind) / "build"
-            sanitize.build(kind, folder)
+            sanitize.build(kind, folder, faster=kind == "address")
             made[kind] = folder
         return made[kind]
 
