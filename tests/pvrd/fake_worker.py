@@ -23,6 +23,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -152,6 +153,9 @@ class Fake:
                 self.send(t="hello", protocol=1, pid=os.getpid(), device=device, reason="", code="")
         elif kind == "govern":
             self.parked = m["parked"]
+        elif kind == "prepare":
+            asked = m["session"], m["model"], m["context"], m["kv"], m["priority"]
+            print("prepare", *asked, file=sys.stderr, flush=True)
         elif kind == "ping":
             self.send(t="pong", n=m["n"])
         elif kind == "load":

@@ -53,6 +53,15 @@ def test_stream(session: str, caller: Any, lines: Any) -> None:
     assert end["stats"]["decode_tokens"] == 20
 
 
+def test_a_session_is_made_ready_before_its_prompt(start: Any, caller: Any, until: Any) -> None:
+    daemon = start()
+    caller.state("gpu")
+    caller.open_text(context=64, kv="q8", priority=7)
+    until(lambda: " 64 q8 7\n" in daemon.text(), "the worker's order to prepare")
+    (line,) = [line for line in daemon.text().splitlines() if line.startswith("prepare")]
+    assert line.split()[1].startswith("s")
+
+
 def test_chances_of_tokens(session: str, caller: Any, lines: Any) -> None:
     got = lines(caller.generate(session, "hello", max_tokens=3, logprobs=1, top5=False)).rest()
     check(got, 3)
