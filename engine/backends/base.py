@@ -151,7 +151,7 @@ class Backend(Protocol):
     def counters(self) -> dict[str, int]:
         """submissions, dispatches, bytes_uploaded, bytes_read_back since opening; of large inputs
         and outputs `copies` that the host made and their `bytes_copied`, and `bytes_direct` that
-        the device took from adopted memory, or put there.
+        the device took from adopted memory, or put there (the CPU's kernels: into any memory).
         """
 
     def close(self) -> None: ...
