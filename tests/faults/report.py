@@ -2,7 +2,7 @@
 """python -m tests.faults.report [-k WORDS] [--out FILE]: runs the fault matrix, prints it and
 writes docs/faults.md. With -k (as pytest's) it prints only; FILE gets what came of the cells.
 
-python -m tests.faults.report --of FILE...: makes docs/faults.md of the parts of a run.
+python -m tests.faults.report --of FILE... [--note TEXT]: writes it from the parts of a run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ def main() -> int:
     parser.add_argument("-k", default="", help="only these cells, as pytest's -k")
     parser.add_argument("--out", type=Path, help="a file for the cells, as JSON")
     parser.add_argument("--of", type=Path, nargs="+", help="such files instead of a run")
+    parser.add_argument("--note", default="", help="what more to say of it")
     args = parser.parse_args()
     if args.of:
         cells = [cell for path in args.of for cell in json.loads(path.read_text())]
-        TARGET.write_text(document(cells, sum(c["took_s"] for c in cells)))
+        text = document(cells, sum(c["took_s"] for c in cells))
+        TARGET.write_text(text + (args.note + "\n" if args.note else ""))
         return 0 if all(c["passed"] for c in cells) else 1
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "report.json"
