@@ -69,9 +69,8 @@ def build(kind: str, folder: Path, faster: bool = True) -> None:
     flags = "-g1" + (" -fno-sanitize=object-size" if kind == "address" else "")
     options = [f"-Db_sanitize={checks}", "-Db_lundef=false", "-Dspirv=false", "-Dlevel=1"]
     options.append(f"-Dfaster={str(faster).lower()}")
-    setup = [*MESON, "setup", *options, f"-Dc_args={flags}", str(folder), str(ROOT)]
-    if (folder / "build.ninja").exists():
-        setup.insert(3, "--reconfigure")
+    again = ["--reconfigure"] if (folder / "build.ninja").exists() else []
+    setup = [*MESON, "setup", *again, *options, f"-Dc_args={flags}", str(folder), str(ROOT)]
     environment = {"CC": "gcc", **os.environ}
     for command in (setup, [*MESON, "compile", "-C", str(folder), "pvrkernels"]):
         done = subprocess.run(
