@@ -52,6 +52,15 @@ def _planes(info: Any, memory: Any) -> list[Any]:
     ]
 
 
+def _structure(caps: Any, index: int = 0) -> Any:
+    """A structure of caps, as a copy. gst-python lends it for a `with` alone from 1.26 on."""
+    found = caps.get_structure(index)
+    if not hasattr(found, "__enter__"):
+        return found.copy()
+    with found as lent:
+        return lent.copy()
+
+
 def _sizes(structure: Any, low: Any, high: Any) -> Any:
     """The structure with width and height mapped: those that are fixed by the two functions to a
     range or a number, others to all."""
@@ -159,7 +168,7 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         peer = other.peer_query_caps(other.get_pad_template_caps())
         caps = Gst.Caps.new_empty()
         for index in range(peer.get_size()):
-            caps.append_structure(change(peer.get_structure(index)))
+            caps.append_structure(change(_structure(peer, index)))
         caps = caps.intersect(template)
         return caps if wanted is None else wanted.intersect_full(caps, Gst.CapsIntersectMode.FIRST)
 
@@ -168,16 +177,15 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         if info is None or info.interlace_mode != GstVideo.VideoInterlaceMode.PROGRESSIVE:
             return self._fail("the video is interlaced; put `deinterlace` before pvrupscale")
         width, height = info.width, info.height
-        structure = caps.get_structure(0)
         wanted = Gst.Caps.new_empty()
-        wanted.append_structure(self._larger(structure))
+        wanted.append_structure(self._larger(_structure(caps)))
         found = self.srcpad.peer_query_caps(wanted).intersect(wanted)
         if found.is_empty():
             return self._fail(
                 f"downstream takes no {width}x{height} video that is enlarged "
                 + (f"{self.scale:g} times" if self.scale else f"1 to {MOST} times")
             )
-        fixed = found.get_structure(0).copy()
+        fixed = _structure(found)
         fixed.fixate_field_nearest_int("width", round(width * (self.scale or 2)))
         times = fixed.get_int("width")[1] / width
         fixed.fixate_field_nearest_int("height", round(height * times))
