@@ -10,7 +10,8 @@ from typing import Any
 import gi
 
 gi.require_version("Gst", "1.0")
-from gi.repository import Gst  # noqa: E402
+gi.require_version("GstVideo", "1.0")
+from gi.repository import Gst, GstVideo  # noqa: E402
 
 LIMIT = 60 * Gst.SECOND
 
@@ -34,8 +35,9 @@ class Run:
     def _frame(self, _sink: Any, buffer: Any, pad: Any) -> None:
         self.frames.append((buffer.pts // Gst.MSECOND, buffer.get_size()))
         self.durations.add(buffer.duration // Gst.MSECOND)
-        caps = pad.get_current_caps().get_structure(0)
-        size = f"{caps.get_value('format')} {caps.get_value('width')}x{caps.get_value('height')}"
+        # Not by the caps' structure, whose form in Python differs between GStreamer 1.22 and 1.26.
+        info = GstVideo.VideoInfo.new_from_caps(pad.get_current_caps())
+        size = f"{info.finfo.name} {info.width}x{info.height}"
         if size not in self.caps:
             self.caps.append(size)
 
