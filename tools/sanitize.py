@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,16 +70,23 @@ def build(kind: str, folder: Path, faster: bool = True) -> None:
     flags = "-g1" + (" -fno-sanitize=object-size" if kind == "address" else "")
     options = [f"-Db_sanitize={checks}", "-Db_lundef=false", "-Dspirv=false", "-Dlevel=1"]
     options.append(f"-Dfaster={str(faster).lower()}")
-    again = ["--reconfigure"] if (folder / "build.ninja").exists() else []
-    setup = [*MESON, "setup", *again, *options, f"-Dc_args={flags}", str(folder), str(ROOT)]
-    environment = {"CC": "gcc", **os.environ}
-    for command in (setup, [*MESON, "compile", "-C", str(folder), "pvrkernels"]):
+    setup = [*MESON, "setup", *options, f"-Dc_args={flags}", str(folder), str(ROOT)]
+    commands = [setup, [*MESON, "compile", "-C", str(folder), "pvrkernels"]]
+    known = folder / "set-up-by"
+    if known.exists() and known.read_text() == " ".join(setup):
+        del commands[0]  # ninja sees what has changed in the sources
+    elif (folder / "meson-private").exists():
+        shutil.rmtree(folder)
+    elif folder.exists() and any(folder.iterdir()):
+        raise SystemExit(f"{folder} is no build folder.")
+    for command in commands:
         done = subprocess.run(
-            command, env=environment, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            command, env={"CC": "gcc", **os.environ}, cwd=ROOT, check=False, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         if done.returncode:
             raise SystemExit(f"{done.stdout[-4000:]}\nThe kernels cannot be built.")
+    known.write_text(" ".join(setup))
     if kind == "thread":
         shared = ["-O1", "-g", "-fPIC", "-shared", "-fsanitize=thread", "-Wall", "-Wextra"]
         made = [compiler(), *shared, "-o", str(folder / "gomp.so"), str(GOMP), "-lpthread"]
