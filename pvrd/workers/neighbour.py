@@ -4,9 +4,7 @@
 Everything here can be undone by the worker itself, or it is not done. SCHED_BATCH, the I/O class
 and the affinity need no right to come and go. A raised nice value and SCHED_IDLE can be left again
 only where RLIMIT_NICE allows nice 0 (the unit has LimitNICE=+0) or with CAP_SYS_NICE, so without
-those a worker keeps its nice value and takes SCHED_BATCH for the lowest priorities, too. Where no
-cgroup is weighed the kernel shares time between sessions before it does within one (autogroup): a
-worker that pvrd executed is a session of its own, whose nice value it may raise and take back. The
+those a worker keeps its nice value and takes SCHED_BATCH for the lowest priorities, too. The
 cgroup's cpu.weight and io.weight are the unit's (CPUWeight=, IOWeight=); they follow the running
 job only where the cgroup was delegated to the worker and holds nobody else.
 """
@@ -50,8 +48,6 @@ STANDS = (
     Stand(os.SCHED_BATCH, 0, _BEST_EFFORT, 4, "100", "100"),
     Stand(os.SCHED_OTHER, 0, _BEST_EFFORT, 4, "100", "100"),
 )
-# Of the whole session: at 19 it would hardly come to answer a ping on a busy machine.
-GROUP_NICE = (10, 5, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -158,20 +154,14 @@ class Neighbour:
         self._io = _IOPRIO_SET.get(platform.machine())
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.refused = False  # a sandbox that allows none of it
-        self._autogroup = Path("/proc/self/autogroup") if os.getsid(0) == os.getpid() else None
-        self._too_soon = False  # the kernel takes ten values a second for a group
 
     def serve(self, priority: int) -> None:
         """The next slice is of a job of this priority. Cheap where nothing changes."""
         now = level(priority)
-        if self.refused or (now == self._level and not self._too_soon):
-            return
-        if now == self._level:
-            self._group(now)
+        if now == self._level or self.refused:
             return
         self._level = now
         stand = self.stand(now)
-        self._group(now)
         for thread in self._tids():
             self._apply(int(thread), stand)
         self._weigh(stand)
@@ -204,17 +194,6 @@ class Neighbour:
         if self._io is not None:
             value = stand.io_class << 13 | stand.io_level
             self._libc.syscall(self._io, _IOPRIO_PROCESS, thread, value)
-
-    def _group(self, at: int) -> None:
-        """The whole session, where it is ours alone; a cgroup that is weighed makes it void."""
-        self._too_soon = False
-        if self._autogroup is not None:
-            try:
-                self._autogroup.write_text(str(GROUP_NICE[at]), encoding="ascii")
-            except BlockingIOError:
-                self._too_soon = True
-            except OSError:
-                self._autogroup = None  # this kernel has none
 
     def _weigh(self, stand: Stand) -> None:
         if self._cgroup is None:

@@ -138,46 +138,6 @@ stop.set()
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-def test_a_session_of_its_own_stands_back_as_a_whole(tmp_path: Path) -> None:
-    made, group = Neighbour(), tmp_path / "autogroup"
-    made._autogroup = group
-    seen = []
-    for priority in (0, 5, 13):
-        made._group(priority // 4)
-        seen.append(group.read_text())
-    assert seen == ["10", "5", "0"]
-
-
-def test_a_session_takes_so_many_values_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, seen = Neighbour(), []
-
-    class Group:
-        def write_text(self, text: str, encoding: str) -> None:
-            seen.append(text)
-            if len(seen) == 1:
-                raise BlockingIOError
-
-    monkeypatch.setattr(made, "_autogroup", Group())
-    monkeypatch.setattr(made, "_apply", lambda *_: None)
-    monkeypatch.setattr(made, "_cgroup", None)
-    for _ in range(3):
-        made.serve(5)
-    assert seen == ["5", "5"]
-
-
-def test_a_worker_that_pvrd_executes_is_a_session() -> None:
-    code = """
-import os, pathlib
-from pvrd.workers.neighbour import Neighbour
-made, told = Neighbour(), pathlib.Path("/proc/self/autogroup")
-made.serve(5)
-assert not told.exists() or told.read_text().split()[-1] == "5", told.read_text()
-"""
-    subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60, start_new_session=True
-    )
-
-
 def test_the_worker_stands_as_its_job(peer: Callable[..., Peer], tiny: Path) -> None:
     worker = peer(threads=1)
     worker.load(tiny)
