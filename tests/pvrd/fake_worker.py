@@ -154,8 +154,8 @@ class Fake:
         elif kind == "govern":
             self.parked = m["parked"]
         elif kind == "prepare":
-            asked = m["session"], m["model"], m["context"], m["kv"], m["priority"]
-            print("prepare", *asked, file=sys.stderr, flush=True)
+            wished = m["session"], m["model"], m["context"], m["kv"], m["priority"]
+            print("prepare", *wished, file=sys.stderr, flush=True)
         elif kind == "ping":
             self.send(t="pong", n=m["n"])
         elif kind == "load":
