@@ -51,7 +51,7 @@ class VulkanBackend:
     """A GPU, opened.
 
     `allow_software` admits devices of type CPU, `want` names one device (uuid or part of the name),
-    `deadline_s` bounds a submission (0: 10 s, 30 s on a software device). `lose_at` makes the n-th
+    `deadline_s` bounds a submission (0: 10 s, 120 s on a software device). `lose_at` makes the n-th
     submission since opening, and all after it, report device loss (0: none); it may be set at any
     time. Self-tests of kernels are kept in the folder `verdicts`, if given, and tell from the start
     which are `quarantined` (a property of info, names with spaces between). `force_staging` treats
@@ -105,7 +105,7 @@ class VulkanBackend:
             properties["times"] = self._speeds.told()
             info = replace(chosen.info, properties=properties)
             self.info = lowered.lower(info) if lowered else info
-            self.deadline_s = deadline_s or (30.0 if self.info.software else 10.0)
+            self.deadline_s = deadline_s or (120.0 if self.info.software else 10.0)
             physical = found[chosen.index][0]
             self._plan = plan_memory(api.memory_types(physical), force_staging)
             self._device = api.Device(instance.handle, physical, self.info)
