@@ -296,9 +296,9 @@ def test_a_job_goes_on_in_another_worker_with_its_caches(peer: Start, tiny: Path
     first, second = peer(threads=1), peer(threads=1)
     for worker in (first, second):
         worker.load(tiny)
-    second.text("0", "Hello", max_tokens=12)
+    second.text("0", "Hello", max_tokens=40)
     truth = [m["id"] for m in second.answer("0")[:-1]]
-    first.text("1", "Hello", max_tokens=12)
+    first.text("1", "Hello", max_tokens=40)  # it is parked before its end
     while True:
         token = first.expect("text.token")
         first.send("ack", job="1", n=token["n"] + 1)
@@ -310,7 +310,7 @@ def test_a_job_goes_on_in_another_worker_with_its_caches(peer: Start, tiny: Path
     ids = truth[:5] + [m["id"] for m in seen if m["t"] == "text.token"]
     assert ids == truth[: len(ids)]
     assert seen[-1]["bytes"] == os.fstat(fd).st_size > 0
-    header = {"kind": "generate", "prompt": "Hello", "settings": {"max_tokens": 12}}
+    header = {"kind": "generate", "prompt": "Hello", "settings": {"max_tokens": 40}}
     record = journal(header, ids)
     second.send(
         "text", [record, fd], job="2", session="other", model="m", settings={},
