@@ -74,6 +74,25 @@ def run(pipeline: VideoPipeline, src: list[Bytes], dst: list[Bytes]) -> None:
         pass
 
 
+def result(pipeline: VideoPipeline, src: list[Bytes], dst: list[Bytes]) -> list[Bytes]:
+    """What a pipeline makes of a picture in a slot, whose destination is blank again after it."""
+    for place, plane in zip(src, picture(1), strict=True):
+        place[:] = plane
+    run(pipeline, src, dst)
+    made = [plane.copy() for plane in dst]
+    for plane in dst:
+        plane[:] = 0
+    return made
+
+
+def counted(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each submission from now on."""
+    submissions: list[int] = []
+    submit = gpu._submit
+    monkeypatch.setattr(gpu, "_submit", lambda *given: (submissions.append(1), submit(*given))[1])
+    return submissions
+
+
 def same(planes: list[Bytes], want: list[Bytes]) -> bool:
     wide = FORMAT.scaled(2).planes()
     return all(
@@ -131,15 +150,8 @@ def test_where_the_device_may_not_write_the_host_copies_in_the_same_submission(
     adopted = far.adopt(ring.memory)
     pipeline = VideoPipeline(far, far_model, FORMAT)
     src, dst = ring.slots[0]
-    for place, plane in zip(src, picture(1), strict=True):
-        place[:] = plane
-    run(pipeline, src, dst)
-    want = [plane.copy() for plane in dst]
-    for plane in dst:
-        plane[:] = 0
-    submissions: list[int] = []
-    submit = far._submit
-    monkeypatch.setattr(far, "_submit", lambda *given: (submissions.append(1), submit(*given))[1])
+    want = result(pipeline, src, dst)
+    submissions = counted(far, monkeypatch)
     lent = Lent(dst, [p.width for p in FORMAT.scaled(2).planes()])
     pipeline.begin(src, lent)
     while not pipeline.step():
@@ -158,10 +170,7 @@ def test_wrong_tiles_are_mended_where_they_lie(
     adopted = far.adopt(ring.memory)
     pipeline = VideoPipeline(far, far_model, FORMAT, 96)
     src, dst = ring.slots[0]
-    for place, plane in zip(src, picture(1), strict=True):
-        place[:] = plane
-    run(pipeline, src, dst)
-    good = [plane.copy() for plane in dst]
+    good = result(pipeline, src, dst)
     inner = pipeline.executable.run
 
     def wrong(*sequences: str, **named: Any) -> Any:
@@ -209,17 +218,10 @@ def test_a_lent_frame_is_brought_alone_after_a_look_at_the_clock(
     adopted = far.adopt(ring.memory)
     pipeline = VideoPipeline(far, far_model, FORMAT)
     src, dst = ring.slots[0]
-    for place, plane in zip(src, picture(1), strict=True):
-        place[:] = plane
-    run(pipeline, src, dst)
-    want = [plane.copy() for plane in dst]
-    for plane in dst:
-        plane[:] = 0
+    want = result(pipeline, src, dst)
     lent = Claimed(dst, [p.width for p in FORMAT.scaled(2).planes()])
     lent.looked, begin = [], far.counters()
-    submissions: list[int] = []
-    submit = far._submit
-    monkeypatch.setattr(far, "_submit", lambda *given: (submissions.append(1), submit(*given))[1])
+    submissions = counted(far, monkeypatch)
     monkeypatch.setattr(lent, "made", lambda: len(submissions))
     put: list[int] = []
     monkeypatch.setattr(
