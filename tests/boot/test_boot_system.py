@@ -213,7 +213,7 @@ def test_the_cpu_worker_stands_back_and_comes_forward(installed) -> None:
 
     (unit,) = workers(installed)
     pid = installed.show("MainPID", unit)
-    first = stands(installed.show("MainPID"))[0]  # the daemon's, that nobody changed
+    first = stands("1")[0]  # what a unit without a Nice= of its own begins with
     limits = installed.text("cat", f"/proc/{pid}/limits")
     granted = int(limits.partition("Max nice priority")[2].split()[0]) >= 20 - first
     for priority, more, policy in ((0, 19, 5), (11, 0, 3), (5, 5, 3), (11, 0, 3)):

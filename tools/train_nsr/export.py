@@ -66,8 +66,6 @@ def export(weights: Path, chroma: list[Path], out: Path) -> None:
     }
     if skips:
         metadata["skips"] = skips
-    if "int8" in net:
-        metadata["int8"] = float(net["int8"])
     for siting in SITINGS:
         filters = learned.get(siting, bicubic_filters(scale, siting))
         blobs[f"chroma.{siting}"] = filters.reshape(scale * scale, 25)
@@ -75,6 +73,8 @@ def export(weights: Path, chroma: list[Path], out: Path) -> None:
             named = {f"chroma.{k}": v for k, v in learned.items()}
             metadata["chroma"], more = network(named, f"chroma.{siting}.", scale, [])
             blobs |= more
+    if "int8" in net:
+        metadata["int8"] = float(net["int8"])
     blobs["chroma.plain"] = bicubic_filters(scale).reshape(scale * scale, 25)
     arrays = {name: blob.astype("<f4") for name, blob in blobs.items()}
     pvrm.write(out, metadata, [pvrm.array_blob(name, a) for name, a in arrays.items()])

@@ -113,5 +113,5 @@ def test_frames_are_cut_coarsely_on_cpus_where_no_tile_is_kept() -> None:
     cpu = DeviceInfo("cpu", "", "", True, Limits(max_storage_range=1 << 62))
     fine, coarse = (plan(960, 540, 6, 8, cpu, fused=True, fine=fine) for fine in (True, False))
     assert (fine.tiles, coarse.tiles) == (12, 2)
-    assert plan(960, 540, 7, 16, cpu, fused=True, fine=False).tiles == 8
+    assert plan(960, 540, 7, 16, cpu, fused=True, fine=False).tiles == 4
     assert plan(960, 540, 6, 8, cpu, fused=True, fine=False, tile=64).tw == 64
