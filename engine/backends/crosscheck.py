@@ -206,7 +206,7 @@ class CheckedExecutable:
         Raises:
             Suspect: for the first that is wrong.
         """
-        backend, suspect = self._backend, None
+        backend, first = self._backend, ("", "")
         for check in checks:
             backend.copied += check.copied
             wrong, call = check.wrong(), check.call
@@ -218,11 +218,11 @@ class CheckedExecutable:
                 self.passed[name] = self.passed.get(name, 0) + 1
                 continue
             backend.failed += 1
-            if suspect is None or suspect.kernel != name:
+            if first[0] != name:
                 backend.inner.quarantine(call.op, call.variant, wrong)
-            suspect = suspect or Suspect(backend.info.name, name, wrong)
-        if suspect is not None:
-            raise suspect
+            first = first if first[0] else (name, wrong)
+        if first[0]:  # made here: one that its own traceback's frames know would keep them all
+            raise Suspect(backend.info.name, *first)
 
     def _pick(self, calls: Sequence[Call]) -> int:
         """A call of the kernel that was checked least, for all kernels to have their turn."""

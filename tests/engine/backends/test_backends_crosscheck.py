@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +109,30 @@ def test_half_off_is_found(path: Path, name: str) -> None:
     assert error.value.kernel == name
     assert list(inner.aside) == [name]
     assert "was wrong" in inner.aside[name]
+
+
+def test_what_was_wrong_keeps_nothing_of_the_job(path: Path) -> None:
+    """A worker with nothing to do collects no cycles, so a frame ring would stay open."""
+
+    class Ring:
+        pass
+
+    def serve() -> weakref.ref[Ring]:
+        ring = Ring()
+        kept = weakref.ref(ring)
+        with contextlib.suppress(Suspect):
+            hold(ring)
+        return kept
+
+    def hold(ring: Ring) -> None:
+        generate(checked(Numpy("swiglu.base")), path)
+        raise AssertionError(ring)
+
+    gc.disable()
+    try:
+        assert serve()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_size_is_checked_before_its_first_result(path: Path) -> None:
