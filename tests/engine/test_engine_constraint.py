@@ -117,6 +117,7 @@ def test_what_is_open_is_bounded() -> None:
         '{"enum": ["' + "x" * MAX_SCHEMA + '"]}',
         '{"$ref": "#"}',
         '{"type": "integer", "multipleOf": 100000000}',
+        '{"type": "integer", "multipleOf": 2143646}',
         '{"allOf": [{"multipleOf": 9973, "type": "integer"}, {"multipleOf": 9967}]}',
         '{"type": "number", "multipleOf": 1' + "0" * 400 + "}",
         '{"type": "integer", "minimum": 5, "maximum": 3}',
