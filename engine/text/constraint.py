@@ -30,8 +30,8 @@ MAX_SCHEMA = 1 << 16  # bytes
 MAX_DEPTH = 32
 MAX_TEXT = 200
 MAX_ITEMS = 16
-# States of what knows the multiples of all numbers that are named: these take 0.3 s, 20 times as many
-# half a minute.
+# States of what knows the multiples of all numbers that are named: these take 0.3 s, 20 times
+# as many half a minute.
 MAX_MULTIPLE = 10**5
 # Without no_forcing the library runs ahead through all that has but one way to go on, which a
 # short schema can make gigabytes of.
