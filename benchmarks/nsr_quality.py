@@ -224,7 +224,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=Path(default))
     parser.add_argument("--clips", type=Path, default=_clips())
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--precision", choices=("model", "f32", "int8"), default="model")
+    parser.add_argument("--precision", choices=("model", "f32", "int8"), default="f32")
 
 
 if __name__ == "__main__":

@@ -214,7 +214,7 @@ def _swscale(
     if lanczos is None:
         return
     repeats, times = (3, 3) if args.quick else (7, 5)
-    for label, precision in (("swscale", "model"), ("swscale f32", "f32")):
+    for label, precision in (("swscale", "f32"), ("swscale int8", "model")):
         ours = Ours(backend, nsr_export.precise(model, precision), luma, "gray")
         ours.frame()
         a, b = common.interleaved(
@@ -264,7 +264,7 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
                 rows += [] if gpu else _int8(backend, file, luma, args, name)
                 if tier == "fast" and not gpu:
                     rows += _swscale(backend, model, luma, args, name)
-            whole = Ours(backend, nsr_export.precise(model, "model"), luma, "i420")
+            whole = Ours(backend, nsr_export.precise(model, "f32"), luma, "i420")
             rows += _parts(whole, name, 9 if args.quick else 100 if gpu else 25)
             rows += _traffic(gray, model, backend, name)
         model.close()

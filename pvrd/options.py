@@ -81,7 +81,7 @@ ENLARGED: Mapping[str, Option] = {
     "tile": Option("int", 0, high=4096),
     "overlap": Option("int", 0, high=256),
     "tile_map": Option("bool", False),
-    "precision": Option("str", "model", choices=("model", "f32", "int8", "auto")),
+    "precision": Option("str", "f32", choices=("model", "f32", "int8", "auto")),
 }
 
 VIDEO_SESSION: Mapping[str, Option] = {

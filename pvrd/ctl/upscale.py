@@ -56,9 +56,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=("model", "f32", "int8", "auto"),
-        help="of the network on a CPU: as the model is made for (the default: int8 of the fast tier"
-        " where the CPU has instructions for it), f32, int8 (at most 0.1 dB lost), or the faster"
-        " one of these (auto)",
+        help="of the network on a CPU: as the model is made for (model: int8 of the fast tier"
+        " where the CPU has instructions for it), f32 (the default), int8 (at most 0.1 dB lost),"
+        " or the faster one of these (auto)",
     )
     parser.add_argument(
         "--realtime",

@@ -144,7 +144,7 @@ def test_frames_that_the_gpu_cannot_make_go_to_the_cpu(daemon: Any, caller: Any)
 
 
 def test_a_session_on_the_cpu_has_its_models_precision(daemon: Any, caller: Any) -> None:
-    for options, precision in (({}, "int8"), ({"precision": "f32"}, "f32")):
+    for options, precision in (({}, "f32"), ({"precision": "model"}, "int8")):
         video = Video(caller, device="cpu", **options)
         stream_frames(video, 2, {})
         assert caller.get("Precision", video.path, VIDEO) == precision
