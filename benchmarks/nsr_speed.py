@@ -7,15 +7,15 @@ Rows are named TIER SIZE PEER; the ratio says how many times faster ours is. All
 network. A frame goes from 8-bit memory to 8-bit memory, luma alone, float32 on both sides, runs
 interleaved; the peers' outputs are compared with ours first (one step of 255 at most).
 `onnxruntime int8` is int8 on both sides, `int8 to f32` how near ours is to float32. `swscale` is
-Lanczos, another algorithm, against ours as users get it (the fast tier in int8 on CPUs with
-instructions for it); `swscale f32` against ours in float32. With `--device gpu` ours and ncnn run
-by Vulkan, transfers included.
+Lanczos, another algorithm, against ours in float32, as users get it; `swscale int8` against ours by
+`--precision model` (the fast tier in int8 on CPUs with instructions for it). With `--device gpu`
+ours and ncnn run by Vulkan, transfers included.
 
-Without a peer: `i420`, the whole frame with chroma as users get it, of which `p99`, `upload`,
-`device` (its own clock, transfers by the kernels included; the wall clock where it has none),
-`download` and `host` are parts; `bytes` and `bytes by layers`, what luma moves through memory by
-the bindings of its Program, as it runs and with a call for each layer; `energy`, where a sensor
-is; `streams`, see nsr_streams. `--alone` measures ours without any peer.
+Without a peer: `i420`, the whole frame with chroma, of which `p99`, `upload`, `device` (its own
+clock, transfers by the kernels included; the wall clock where it has none), `download` and `host`
+are parts; `bytes` and `bytes by layers`, what luma moves through memory by the bindings of its
+Program, as it runs and with a call for each layer; `energy`, where a sensor is; `streams`, see
+nsr_streams. `--alone` measures ours without any peer.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _int8(
 def _swscale(
     backend: Backend, model: VideoModel, luma: Bytes, args: argparse.Namespace, name: str
 ) -> Iterator[common.Row]:
-    """swscale's Lanczos against what users get, and against float32."""
+    """swscale's Lanczos against float32, and against what the model is made for."""
     lanczos = nsr_peers.swscale(luma, args.threads)
     if lanczos is None:
         return
@@ -264,7 +264,7 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
                 rows += [] if gpu else _int8(backend, file, luma, args, name)
                 if tier == "fast" and not gpu:
                     rows += _swscale(backend, model, luma, args, name)
-            whole = Ours(backend, nsr_export.precise(model, "f32"), luma, "i420")
+            whole = Ours(backend, model, luma, "i420")
             rows += _parts(whole, name, 9 if args.quick else 100 if gpu else 25)
             rows += _traffic(gray, model, backend, name)
         model.close()

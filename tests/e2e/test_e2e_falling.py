@@ -6,7 +6,6 @@ come in order, and what no network makes in time is interpolated.
 from __future__ import annotations
 
 import os
-import re
 import select
 import signal
 import time
@@ -117,8 +116,7 @@ def test_a_slow_gpu_costs_quality_not_frames(daemon: Start) -> None:
         ]  # fmt: skip
         assert names(video, done).count("cpu nsr-fast") >= 6
         assert state["Level"] == 5
-        # Too slow, or it fell while the CPU was still opening the smaller ones.
-        assert re.search("ms of|has not opened it yet", state["LevelReason"])
+        assert "ms of" in state["LevelReason"]
 
 
 def test_a_sound_device_stays_at_its_network(daemon: Start) -> None:

@@ -82,7 +82,7 @@ def play(
     """Sends all frames through a session and compares each; `action` follows frame `at`."""
     done: list[Done] = []
     free: list[int] = []
-    settings = {"width": WIDTH, "height": HEIGHT, "model": MODEL, "slots": 3, "precision": "f32"}
+    settings = {"width": WIDTH, "height": HEIGHT, "model": MODEL, "slots": 3}
     with client.open_video(settings) as video:
         free.extend(range(video.slots))
         sent = 0

@@ -21,7 +21,7 @@ from pvrd.client_video import Done, VideoSession
 from pvrd.errors import PvrdError
 
 WIDTH, HEIGHT, FRAMES, SLOTS = 96, 64, 10, 3
-VIDEO = {"width": WIDTH, "height": HEIGHT, "model": "nsr-fast", "slots": SLOTS, "precision": "f32"}
+VIDEO = {"width": WIDTH, "height": HEIGHT, "model": "nsr-fast", "slots": SLOTS}
 CONTEXT = 256
 WAIT_S = 90.0  # ends a broken test
 

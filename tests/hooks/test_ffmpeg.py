@@ -81,7 +81,7 @@ def luma(data: bytes, form: str) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def expected(pvrd: Restartable) -> np.ndarray:
-    settings = {"width": 64, "height": 48, "model": "nsr-fast", "device": "cpu", "precision": "f32"}
+    settings = {"width": 64, "height": 48, "model": "nsr-fast", "device": "cpu"}
     data = np.frombuffer(planes("yuv420p"), np.uint8).reshape(3, -1)
     cuts = [64 * 48, 64 * 48 + 32 * 24]
     frames = [
@@ -99,7 +99,7 @@ SHAPES = [(48, 64), (24, 32), (24, 32)]
 def test_raw_formats(shell: Shell, tmp_path: Path, expected: np.ndarray, form: str) -> None:
     """A clip of any format is the enlarged clip of 8 bits, to the rounding."""
     (tmp_path / "in.raw").write_bytes(planes(form))
-    options = "--device cpu --model nsr-fast --precision f32"
+    options = "--device cpu --model nsr-fast"
     shell(f"pvrctl upscale {options} --raw 64x48:{form} - - < in.raw | cat > out.raw")
     assert np.abs(luma((tmp_path / "out.raw").read_bytes(), form) - expected).max() <= 1.01
 
@@ -114,7 +114,7 @@ def test_deep_y4m(
     for at in range(0, 3 * size, size):
         clip += b"FRAME\n" + data[at : at + size]
     (tmp_path / "in.y4m").write_bytes(clip)
-    shell("pvrctl upscale --device cpu --model nsr-fast --precision f32 in.y4m out.y4m")
+    shell("pvrctl upscale --device cpu --model nsr-fast in.y4m out.y4m")
     head, *frames = (tmp_path / "out.y4m").read_bytes().split(b"FRAME\n")
     assert head == b"YUV4MPEG2 W128 H96 F25:1 Ip C%s XTAG\n" % colour.encode()
     assert np.abs(luma(b"".join(frames), form) - expected).max() <= 1.01
