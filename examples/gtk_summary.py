@@ -18,7 +18,7 @@ import gi
 
 gi.require_version("Gtk", "4.0")
 from gi.repository import GLib, Gtk  # noqa: E402
-from writer import TEXT, Writer  # noqa: E402
+from writer import Writer, arguments  # noqa: E402
 
 
 class Window(Gtk.ApplicationWindow):  # type: ignore[misc]
@@ -90,14 +90,7 @@ class Window(Gtk.ApplicationWindow):  # type: ignore[misc]
 
 def main() -> int:
     """The program."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", help="the text model (the default one)")
-    parser.add_argument("--tokens", type=int, default=64, help="of the summary (64)")
-    parser.add_argument("--press", action="store_true", help="press the button, print the answer")
-    parser.add_argument("--cancel-at", type=int, metavar="N", help="press Cancel at piece N")
-    parser.add_argument("--close-at", type=int, metavar="N", help="close the window at piece N")
-    parser.add_argument("text", nargs="?", default=TEXT)
-    args = parser.parse_args()
+    args = arguments(__doc__ or "")
     app = Gtk.Application(application_id="org.pvrd.Summary")
 
     def activate(_app: Any) -> None:

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
-from writer import TEXT, Writer
+from writer import Writer, arguments
 
 
 class Window(QWidget):
@@ -94,14 +94,7 @@ class Window(QWidget):
 
 def main() -> int:
     """The program."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", help="the text model (the default one)")
-    parser.add_argument("--tokens", type=int, default=64, help="of the summary (64)")
-    parser.add_argument("--press", action="store_true", help="press the button, print the answer")
-    parser.add_argument("--cancel-at", type=int, metavar="N", help="press Cancel at piece N")
-    parser.add_argument("--close-at", type=int, metavar="N", help="close the window at piece N")
-    parser.add_argument("text", nargs="?", default=TEXT)
-    args = parser.parse_args()
+    args = arguments(__doc__ or "")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Qt's loop would not let Ctrl-C through
     app = QApplication([])
     window = Window(args)

@@ -7,6 +7,7 @@ a job can be cancelled at any time, while its model is still being loaded, too.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import threading
 from collections.abc import Callable
@@ -17,6 +18,18 @@ from pvrd.errors import PvrdError
 TEXT = "pvrd owns the GPU of a machine and serves language models and video to desktop programs."
 ASK = "Summarize this text in at most 20 words:\n\n"
 END_S = 2.0  # the window's thread waits so long for a job to let go
+
+
+def arguments(doc: str) -> argparse.Namespace:
+    """The command line of a window whose module says this of itself."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    parser.add_argument("--model", help="the text model (the default one)")
+    parser.add_argument("--tokens", type=int, default=64, help="of the summary (64)")
+    parser.add_argument("--press", action="store_true", help="press the button, print the answer")
+    parser.add_argument("--cancel-at", type=int, metavar="N", help="press Cancel at piece N")
+    parser.add_argument("--close-at", type=int, metavar="N", help="close the window at piece N")
+    parser.add_argument("text", nargs="?", default=TEXT)
+    return parser.parse_args()
 
 
 class Writer:

@@ -28,11 +28,11 @@ _BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-BUS Bus Configuratio
 """
 
 
-def until(probe: Callable[[], Any], what: str = "the condition") -> Any:
+def until(probe: Callable[[], Any], what: str = "the condition", seconds: float = WAIT_S) -> Any:
     """What the probe gives, as soon as that is something."""
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + seconds
     while not (found := probe()):
-        assert time.monotonic() < end, f"no sign of {what}"
+        assert time.monotonic() < end, f"no sign of {what} in {seconds:g} s"
         select.select([], [], [], 0.01)
     return found
 

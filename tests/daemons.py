@@ -14,13 +14,38 @@ from typing import Any, Self
 import gguf
 
 from pvrd.client import Client
-from tests.buses import end, environment, private_bus, until, write_config
+from tests.buses import WAIT_S, end, environment, private_bus, until, write_config
 from tests.engine.conftest import Shape, write_model
 
 PROMPT = "Once upon a time"  # write_tiny() is made for it
 
 
-class Daemon:
+class Workers:
+    """What a daemon's workers are, and when they are ready."""
+
+    wait_s = WAIT_S
+
+    def device(self, client: Client, kind: str) -> dict[str, Any]:
+        """A worker as the Manager shows it."""
+        for device in client.properties()["Devices"]:
+            if device["kind"] == kind:
+                return dict(device)
+        return {}
+
+    def ready(self, client: Client, kind: str, generation: int = 1) -> dict[str, Any]:
+        """Waits until a worker of at least this generation is ready."""
+
+        def look() -> dict[str, Any] | None:
+            device = self.device(client, kind)
+            fine = device.get("state") == "ready" and device["generation"] >= generation
+            return device if fine else None
+
+        what = f"a ready {kind} worker of generation {generation}"
+        found: dict[str, Any] = until(look, what, self.wait_s)
+        return found
+
+
+class Daemon(Workers):
     """pvrd with its real workers on a bus of its own, which outlives it; both end with the
     context.
     """
@@ -82,24 +107,6 @@ class Daemon:
             return Client(self.address)
         except Exception:
             return None
-
-    def device(self, client: Client, kind: str) -> dict[str, Any]:
-        """A worker as the Manager shows it."""
-        for device in client.properties()["Devices"]:
-            if device["kind"] == kind:
-                return dict(device)
-        return {}
-
-    def ready(self, client: Client, kind: str, generation: int = 1) -> dict[str, Any]:
-        """Waits until a worker of at least this generation is ready."""
-
-        def look() -> dict[str, Any] | None:
-            device = self.device(client, kind)
-            fine = device.get("state") == "ready" and device["generation"] >= generation
-            return device if fine else None
-
-        found: dict[str, Any] = until(look, f"a ready {kind} worker of generation {generation}")
-        return found
 
 
 class Restartable(Daemon):

@@ -6,6 +6,7 @@ with the engine.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 
 from engine.backends.base import Backend
+from engine.backends.cpu import CpuBackend
+from engine.text.model import TextModel
 
 Q = gguf.GGMLQuantizationType
 
@@ -201,3 +204,13 @@ def smollm2() -> Path:
 def tiny_q8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Q8_0 model that all tests of a run share."""
     return write_model(tmp_path_factory.mktemp("gguf") / "tiny.gguf", "Q8_0")
+
+
+@pytest.fixture
+def model(tiny_q8: Path) -> Iterator[TextModel]:
+    """That one, loaded on a CPU; files with other needs have a model of their own."""
+    backend = CpuBackend(2)
+    made = TextModel.load(tiny_q8, "", backend)
+    yield made
+    made.close()
+    backend.close()

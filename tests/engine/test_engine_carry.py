@@ -27,15 +27,6 @@ def file() -> Iterator[int]:
     os.close(fd)
 
 
-@pytest.fixture
-def model(tiny_q8: Path) -> Iterator[TextModel]:
-    backend = CpuBackend(2)
-    made = TextModel.load(tiny_q8, "", backend)
-    yield made
-    made.close()
-    backend.close()
-
-
 def generation(
     state: State, delivered: list[int], notes: dict[str, float] | None = None, **settings: Any
 ) -> Generation:

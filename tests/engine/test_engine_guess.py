@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ from engine.text.model import State, TextModel
 PROMPT = "so so so so"
 SAMPLED = {"temperature": 0.2, "top_k": 3, "seed": 5}
 PENALISED = {"repeat_penalty": 1.02, "logit_bias": {"70": 2.0}}
-
-
-@pytest.fixture
-def model(tiny_q8: Path) -> Iterator[TextModel]:
-    backend = CpuBackend(2)
-    made = TextModel.load(tiny_q8, "", backend)
-    yield made
-    made.close()
-    backend.close()
 
 
 def foreseen(monkeypatch: pytest.MonkeyPatch, model: TextModel, tokens: list[Token]) -> None:

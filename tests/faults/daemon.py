@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import select
@@ -13,15 +14,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pvrd.client import Client
+from tests import buses
+from tests.daemons import Workers
 from tests.faults.work import WAIT_S
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = buses.ROOT
 NAMES = ("CACHE", "STATE", "CONFIG", "DATA")
 DAY_NS = 86400 * 10**9
 
@@ -34,13 +37,7 @@ _BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-BUS Bus Configuratio
 """
 
 
-def until(probe: Callable[[], Any], what: str, seconds: float = WAIT_S) -> Any:
-    """What the probe gives, as soon as that is something."""
-    end = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < end, f"no sign of {what} in {seconds:g} s"
-        select.select([], [], [], 0.01)
-    return found
+until = functools.partial(buses.until, seconds=WAIT_S)
 
 
 def compiled_preload(folder: Path) -> Path:
@@ -64,8 +61,10 @@ class Held:
     files: frozenset[str]
 
 
-class Daemon:
+class Daemon(Workers):
     """pvrd on a bus of its own; `bed`: in a testbed of umockdev; `preload`: the library."""
+
+    wait_s = WAIT_S
 
     def __init__(
         self, folder: Path, models: Path, config: Mapping[str, Any], *, preload: Path | None = None,
@@ -97,7 +96,7 @@ class Daemon:
             assert self._bus.stdout is not None
             assert self._bus.stdout.readline()
         toml = self.folder / "pvrd.toml"
-        toml.write_text(_toml(self._config))
+        buses.write_config(toml, self._config)
         env = {**os.environ, "PYTHONPATH": str(ROOT), **self._environment}
         env["MESA_SHADER_CACHE_DIR"] = str(self._models / "mesa")
         for name in NAMES:
@@ -179,22 +178,6 @@ class Daemon:
     def text(self) -> str:
         """The journal so far."""
         return self.log.read_text(errors="replace")
-
-    def device(self, client: Client, kind: str) -> dict[str, Any]:
-        """A worker as the Manager shows it."""
-        found = [d for d in client.properties()["Devices"] if d["kind"] == kind]
-        return dict(found[0]) if found else {}
-
-    def ready(self, client: Client, kind: str, generation: int = 1) -> dict[str, Any]:
-        """Waits until a worker of at least this generation is ready."""
-
-        def look() -> dict[str, Any] | None:
-            device = self.device(client, kind)
-            fine = device.get("state") == "ready" and device["generation"] >= generation
-            return device if fine else None
-
-        found: dict[str, Any] = until(look, f"a ready {kind} worker of generation {generation}")
-        return found
 
     # -- what is held
 
@@ -301,12 +284,3 @@ def queued(pids: Sequence[int]) -> dict[int, float]:
 def alive(pids: Sequence[int]) -> list[int]:
     """Those that are processes still."""
     return [pid for pid in pids if os.path.exists(f"/proc/{pid}/fd")]
-
-
-def _toml(values: Mapping[str, Any]) -> str:
-    tables: dict[str, list[str]] = {}
-    for key, value in values.items():
-        table, _, name = key.partition(".")
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
-        tables.setdefault(table, []).append(f"{name} = {text}")
-    return "\n".join(f"[{t}]\n" + "\n".join(lines) for t, lines in tables.items()) + "\n"

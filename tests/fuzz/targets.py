@@ -268,9 +268,18 @@ def pvrm_text_seeds() -> list[bytes]:
     return [json.dumps(compiled_parts("text")[0]).encode()]
 
 
+def one_frame(pipeline: Any) -> None:
+    """A black frame through a pipeline."""
+    from engine.video.frames import empty
+
+    pipeline.begin(empty(pipeline.format), empty(pipeline.out_format))
+    while not pipeline.step():
+        pass
+
+
 def pvrm_video(data: bytes) -> None:
     from engine.backends.cpu import CpuBackend
-    from engine.video.frames import FrameFormat, empty
+    from engine.video.frames import FrameFormat
     from engine.video.network import VideoModel
     from engine.video.upscale import VideoPipeline
 
@@ -279,9 +288,7 @@ def pvrm_video(data: bytes) -> None:
         model = VideoModel.load(fd, backend)
         try:
             pipeline = VideoPipeline(backend, model, FrameFormat(20, 12))
-            pipeline.begin(empty(FrameFormat(20, 12)), empty(pipeline.out_format))
-            while not pipeline.step():
-                pass
+            one_frame(pipeline)
         finally:
             model.close()
 
@@ -295,16 +302,14 @@ def pvrm_net(data: bytes) -> None:
     from engine.backends.cpu import CpuBackend
     from engine.video.convnet import ConvModel
     from engine.video.convnet_run import ConvPipeline
-    from engine.video.frames import FrameFormat, empty
+    from engine.video.frames import FrameFormat
 
     with refused(), file_of(pvrm_file(data, compiled_parts("net")[1])) as fd:
         backend = CpuBackend(1)
         model = ConvModel.load(fd, backend)
         try:
             pipeline = ConvPipeline(backend, model, FrameFormat(20, 12))
-            pipeline.begin(empty(FrameFormat(20, 12)), empty(pipeline.out_format))
-            while not pipeline.step():
-                pass
+            one_frame(pipeline)
             pipeline.close()
         finally:
             model.close()
