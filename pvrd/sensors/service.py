@@ -116,13 +116,17 @@ class Service:
 
     async def _get_all(self, key: tuple[str, str]) -> None:
         values: dict[str, Any] = {}
-        if self._owner is not None:
+        if (owner := self._owner) is not None:
+            failure = ""
             try:
                 reply = await self.call(key[0], PROPERTIES, "GetAll", "s", [key[1]])
                 reply.close()
                 values = plain(reply.body[0])
             except BusError as e:
-                self.absent = f"{self.name} does not answer: {e.message}"
+                failure = f"{self.name} does not answer: {e.message}"
+            if self._owner != owner:
+                return  # said of one that has gone; _owner_changed has it read again
+            self.absent = failure or self.absent
         if key in self._watched and self._values.get(key, {}) != values:
             self._values[key] = values
             self._on_change()

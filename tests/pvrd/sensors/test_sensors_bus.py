@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from pvrd.bus import BusAddress, Connection, V
+from pvrd.bus import BusAddress, BusError, Connection, Subscription, V
 from pvrd.sensors import battery, logind
+from pvrd.sensors.service import Service
 
 pytestmark = pytest.mark.bus
 
@@ -192,3 +193,31 @@ def test_only_the_foreground_is_believed(system: Any, play: Any) -> None:
         assert scene.sensors.snapshot(1.0).missed_per_s == 2.0
 
     play(act)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_one_that_has_gone_said_last_counts_no_more(refused: bool) -> None:
+    """Its answer and the word that it left may come in one piece; the word is heard first."""
+
+    class Answer:
+        body = ({"IdleHint": V("b", True)},)
+
+        def close(self) -> None:
+            pass
+
+    class Late:
+        async def call(self, *_: Any, **__: Any) -> Answer:
+            service._appeared(None)
+            if refused:
+                raise BusError("org.freedesktop.DBus.Error.UnknownMethod", "there is no GetAll")
+            return Answer()
+
+    changes: list[int] = []
+    service = Service(cast(Connection, Late()), MANAGER[0], lambda: changes.append(1))
+    key = MANAGER[1], MANAGER[0]
+    service._watched[key] = cast(Subscription, None)
+    service._appeared(":1.5")
+    asyncio.run(service.read(*key))
+    assert service.absent == "org.freedesktop.login1 is not on the system bus"
+    assert service.get(*key) == {}
+    assert not changes
