@@ -43,7 +43,7 @@ packages:
 
 .venv/.dependencies: pyproject.toml tools/install/venv tools/install/requirements.py
 	@tools/install/packages build
-	@tools/install/venv '$(PYTHON)'
+	@tools/install/venv '$(PYTHON)' build-system dependencies http
 	@touch $@
 
 .venv/.pvrd: .venv/.dependencies $(SOURCES)
@@ -52,23 +52,22 @@ packages:
 	  --config-settings=builddir=build $(WERROR) .
 	@touch $@
 
-# Extras of pyproject.toml that the long tests alone want.
-.venv/.fuzz .venv/.qt: .venv/.%: .venv/.dependencies
-	@$(BIN)/python tools/install/requirements.py pyproject.toml $* >$@.new
-	@$(BIN)/python -m pip install -q -r $@.new
-	@mv $@.new $@
+# What an installation does not need: the model where MODELS=0, the tests' tools, what the long tests alone want.
+.venv/.models .venv/.kubernetes .venv/.test .venv/.fuzz .venv/.qt: .venv/.%: .venv/.dependencies
+	@tools/install/venv '$(PYTHON)' $*
+	@touch $@
 
-demo: packages build
+demo: packages build .venv/.models
 	@echo 'The demo starts a bus and a daemon of its own, touches nothing outside demo/ and takes a few minutes.'
 	@tools/demo
 
-check: packages build
+check: packages build .venv/.models .venv/.kubernetes .venv/.test
 	@echo 'Checking: ruff, mypy, then every test that is not marked long (at most 30 minutes on two cores).'
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -m 'not long'
 
-check-long: packages build .venv/.fuzz .venv/.qt
+check-long: packages build .venv/.models .venv/.kubernetes .venv/.test .venv/.fuzz .venv/.qt
 	@echo 'The long tests (at most 45 minutes on two cores).'
 	$(BIN)/pytest -m long $(LONG)
 
