@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import select
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -81,10 +82,10 @@ def receive_all(streams: list[Stream], wait_s: float) -> list[float]:
     return [took for took in found if took is not None]
 
 
-def rate(streams: list[Stream]) -> float:
+def rate(streams: list[Stream], seconds: float) -> float:
     """Frames a second of all together, as fast as they go."""
     begin, count = time.monotonic(), 0
-    while time.monotonic() < begin + SECONDS:
+    while time.monotonic() < begin + seconds:
         for stream in streams:
             while stream.submit():
                 pass
@@ -94,12 +95,12 @@ def rate(streams: list[Stream]) -> float:
     return count / (time.monotonic() - begin)
 
 
-def paced(streams: list[Stream], period: float) -> list[float]:
+def paced(streams: list[Stream], period: float, seconds: float) -> list[float]:
     """Seconds of each frame, when each stream offers one every `period`; inf: dropped."""
     begin = time.monotonic()
     due = [begin + period * i / len(streams) for i in range(len(streams))]
     took: list[float] = []
-    while (now := time.monotonic()) < begin + SECONDS:
+    while (now := time.monotonic()) < begin + seconds:
         for i, stream in enumerate(streams):
             if due[i] <= now and stream.submit(PERIODS * period):
                 due[i] += period
@@ -113,20 +114,30 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     """The rows for the fast tier."""
     model = nsr_export.shipped("fast")
     name = f"fast {WIDTH}x{HEIGHT} {STREAMS} streams"
-    config = {"cpu.threads": args.threads}
+    seconds = SECONDS / 4 if args.quick else SECONDS
+    config = {"cpu.threads": args.threads, "gpu.enabled": args.device == "gpu"}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         daemon = stack.enter_context(Daemon(Path(folder), model.parent, config))
         client = stack.enter_context(daemon.client())
         daemon.ready(client, args.device)
         with opened(client, model.stem, 1) as streams:
-            one = rate(streams)
+            one = rate(streams, seconds)
         with opened(client, model.stem, STREAMS) as streams:
-            together = rate(streams)
+            together = rate(streams, seconds)
             period = STREAMS / (LOAD * one)
-            took = sorted(paced(streams, period))
+            took = sorted(paced(streams, period, seconds))
     p99 = 1e3 * took[min(len(took) - 1, len(took) * 99 // 100)]
     deadline = 1e3 * PERIODS * period
     return [
         common.row(name, "frames/s", together, one, "one stream"),
         common.row(f"{name} p99", "ms a frame", p99, deadline, "its deadline"),
     ]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Beside those of all benchmarks."""
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+
+
+if __name__ == "__main__":
+    sys.exit(common.main((__doc__ or "").partition("\n")[0], measure, options))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of a GPU with and without one thing, all else alike, for benchmarks/text_ablation.
+"""Kernels of a GPU with and without one thing, all else alike (also a part of text_ablation).
 
 Each row is the time of a call in a recorded chain in which each call waits for the one before:
 `ours` with the thing, the "peer" without it, run in turn.
@@ -16,6 +16,7 @@ Each row is the time of a call in a recorded chain in which each call waits for 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -233,3 +234,17 @@ def _choice(backend: VulkanBackend, tokens: int, repeats: int) -> Iterator[commo
         shares = [np.ascontiguousarray(z[:, 1]).view(np.float32) for z in (a, b)]
         if not np.array_equal(a[:, 0], b[:, 0]) or not np.allclose(*shares, rtol=1e-4):
             raise SystemExit("A draw chooses other experts than the kernel.")
+
+
+def measure(args: argparse.Namespace) -> list[common.Row]:
+    """The rows, of a GPU (one in software where there is no other)."""
+    args.device = "gpu"
+    backend = common.backend(args)
+    try:
+        return list(rows(backend, 2 if args.quick else 5, args.quick))  # type: ignore[arg-type]
+    finally:
+        backend.close()
+
+
+if __name__ == "__main__":
+    sys.exit(common.main((__doc__ or "").partition("\n")[0], measure))
