@@ -27,6 +27,10 @@ from pvrd.http.failures import answer, described
 from pvrd.http.pool import Pool
 
 MOST_BYTES = 1 << 20  # of a request; pvrd takes no longer message either
+SERVED = (
+    "GET /v1/models and /v1/models/NAME, "
+    "POST /v1/chat/completions, /v1/completions and /v1/embeddings"
+)
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _T = TypeVar("_T")
 
@@ -128,14 +132,14 @@ class Api:
         self._pool = pool
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models, /v1/models/NAME: those for text."""
-        listed = [answers.model(m) for m in await self._client.models() if m["kind"] == "text"]
+        """GET /v1/models, /v1/models/NAME: those for text; `default` is the one it stands for."""
+        known = [each for each in await self._client.models() if each["kind"] == "text"]
         name = request.path_params.get("name")
-        if name is None:
-            return JSONResponse({"object": "list", "data": listed})
-        for each in listed:
-            if each["id"] == name:
-                return JSONResponse(each)
+        if not name:
+            return JSONResponse({"object": "list", "data": [answers.model(m) for m in known]})
+        for each in known:
+            if each["name"] == name or (name == "default" and each.get("default")):
+                return JSONResponse(answers.model(each))
         raise Refused(404, f"there is no model {name!r} for text", "model_not_found", "model")
 
     async def chat(self, request: Request) -> Response:
@@ -260,9 +264,10 @@ async def _pvrd_error(_request: Request, error: Exception) -> Response:
     return answer(error)
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return answer(Refused(error.status_code, f"{error.detail}.", "unknown_url"))
+    text = f"{request.method} {request.url.path} is not served; there are {SERVED}"
+    return answer(Refused(error.status_code, text, "unknown_url"))
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
@@ -292,7 +297,7 @@ def application(
 
     routes = [
         Route("/v1/models", api.models),
-        Route("/v1/models/{name}", api.models),
+        Route("/v1/models/{name:path}", api.models),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/embeddings", api.embeddings, methods=["POST"]),

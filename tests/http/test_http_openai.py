@@ -32,6 +32,17 @@ def test_models(client: openai.OpenAI) -> None:
     assert client.models.retrieve("tiny").object == "model"
     with pytest.raises(openai.NotFoundError, match="no model 'other'"):
         client.models.retrieve("other")
+    with pytest.raises(openai.NotFoundError, match="no model 'a/b'"):
+        client.models.retrieve("a/b")
+    assert client.models.retrieve("default").id == "tiny", "the name that stands for it"
+
+
+def test_what_is_not_served_is_said(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"/v1/responses is not .*/v1/chat/completions"):
+        client.responses.create(model="default", input="Hello")
+    with pytest.raises(openai.APIStatusError, match="GET /v1/embeddings is not served") as caught:
+        client.get("/embeddings", cast_to=object)
+    assert caught.value.status_code == 405
 
 
 def test_an_answer_in_one_piece_and_as_a_stream(client: openai.OpenAI) -> None:
