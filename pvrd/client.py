@@ -19,6 +19,7 @@ import contextlib
 import os
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from pvrd import client_api as api
@@ -61,8 +62,17 @@ RESTART_LOOK_S = 0.1  # between two looks for a daemon that is being restarted
 _ABANDON_S = 0.2  # for a call that was broken off to let go of what it holds
 
 
+def _in_a_loop() -> bool:
+    """Does this thread run a loop already?"""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class Client:
-    """A connection to the daemon.
+    """A connection to the daemon. Where a loop of asyncio runs, a call holds it up.
 
     Args:
         bus: user, system or an address; by default $PVRD_BUS, else the system bus if pvrd is there,
@@ -105,7 +115,7 @@ class Client:
             raise NoDaemon("The connection is closed.")
         task = self._loop.create_task(work)
         try:
-            return self._loop.run_until_complete(task)
+            return self._run(task)
         except BusError as error:
             raise translate(error) from error
         except Exception:
@@ -115,6 +125,19 @@ class Client:
             # message read. The connection ends, and its sessions with it in the daemon.
             self._abandon(task)
             raise
+
+    def _run(self, task: asyncio.Task[T]) -> T:
+        """The task's result. A thread runs one loop: where the caller has its own (a notebook, a
+        program that calls from a coroutine), another thread runs ours meanwhile."""
+        if not _in_a_loop():
+            return self._loop.run_until_complete(task)
+        with ThreadPoolExecutor(1) as aside:
+            job = aside.submit(self._loop.run_until_complete, task)
+            try:
+                return job.result()
+            finally:
+                if not job.done():
+                    self._loop.call_soon_threadsafe(task.cancel)
 
     def _abandon(self, task: asyncio.Task[Any]) -> None:
         task.cancel()

@@ -14,7 +14,7 @@ import pytest
 
 from pvrd.client import Client, NoDaemon
 from pvrd.client_async import AsyncClient
-from pvrd.errors import Busy, InvalidArgument, NoSuchSession, PvrdError
+from pvrd.errors import Busy, InvalidArgument, NoSuchSession, PvrdError, UnknownModel
 from tests.buses import until
 from tests.daemons import PROMPT, Restartable
 
@@ -54,6 +54,23 @@ def test_tokens_by_asyncio_are_those_of_the_blocking_client(pvrd: Restartable) -
         with client.open_text(TINY) as session:
             assert count == session.count_tokens(PROMPT)
     assert end["reason"] == "length"
+
+
+def test_the_blocking_client_works_where_a_loop_runs(pvrd: Restartable) -> None:
+    """As in a notebook, and in programs whose coroutines call functions of others."""
+
+    async def inside() -> str:
+        with Client(pvrd.address) as client:
+            with pytest.raises(UnknownModel, match="no-such"):
+                client.open_text({"model": "no-such"})
+            text = blocking_answer(client)
+        with pytest.raises(NoDaemon, match="closed"):
+            client.models()
+        await asyncio.sleep(0)
+        return text
+
+    with Client(pvrd.address) as client:
+        assert asyncio.run(inside()) == blocking_answer(client)
 
 
 def test_caches_of_int8_can_be_asked_for(pvrd: Restartable) -> None:

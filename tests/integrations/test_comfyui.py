@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
+import os
+import shutil
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -80,17 +83,49 @@ def comfy(monkeypatch: pytest.MonkeyPatch) -> Comfy:
     return made
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Any:
-    """The folder as a module, by its path and under a name of ComfyUI's choice."""
-    folder = ROOT / "integrations/comfyui"
-    spec = importlib.util.spec_from_file_location("custom_nodes_pvrd", folder / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
+# What ComfyUI's loader does with a folder in custom_nodes: its path is the module's name.
+LOADER = """
+def load(folder):
+    import importlib.util, os, sys
+    name = str(folder).replace(".", "_x_")
+    spec = importlib.util.spec_from_file_location(name, os.path.join(folder, "__init__.py"))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
+    for made in module.NODE_CLASS_MAPPINGS.values():
+        made.RELATIVE_PYTHON_MODULE = "custom_nodes." + os.path.basename(folder)
     return module
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder as the README says, a link in a ComfyUI whose own path has a dot."""
+    custom = tmp_path_factory.mktemp("Comfy.UI") / "custom_nodes"
+    custom.mkdir()
+    (custom / "comfyui-pvrd").symlink_to(ROOT / "integrations/comfyui")
+    return custom / "comfyui-pvrd"
+
+
+@pytest.fixture(scope="module")
+def nodes(folder: Path) -> Any:
+    """The folder as a module."""
+    names: dict[str, Any] = {}
+    exec(LOADER, names)
+    return names["load"](folder)
+
+
+@pytest.fixture(params=["plain", "in a loop"])
+def run(request: pytest.FixtureRequest) -> Any:
+    """Calls a node as ComfyUI did, or as it does since its executor is a coroutine."""
+
+    def called(function: Any, *given: Any, **more: Any) -> Any:
+        async def executor() -> Any:
+            return function(*given, **more)
+
+        return function(*given, **more) if request.param == "plain" else asyncio.run(executor())
+
+    return called
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +173,10 @@ def test_the_contract(nodes: Any, nobody: None, name: str) -> None:
 
 
 @pytest.mark.bus
-def test_menus_show_what_pvrd_has(nodes: Any, bus: None) -> None:
+def test_menus_show_what_pvrd_has(nodes: Any, bus: None, run: Any) -> None:
     shown = nodes.NODE_CLASS_MAPPINGS
-    assert "tiny" in shown["PvrdText"].INPUT_TYPES()["required"]["model"][0]
-    assert "nsr-fast" in shown["PvrdUpscale"].INPUT_TYPES()["required"]["model"][0]
+    assert "tiny" in run(shown["PvrdText"].INPUT_TYPES)["required"]["model"][0]
+    assert "nsr-fast" in run(shown["PvrdUpscale"].INPUT_TYPES)["required"]["model"][0]
 
 
 @pytest.mark.bus
@@ -171,26 +206,26 @@ def test_a_batch_is_enlarged(nodes: Any, comfy: Comfy, bus: None, channels: int)
 
 
 @pytest.mark.bus
-def test_colours_stay(nodes: Any, comfy: Comfy, bus: None) -> None:
+def test_colours_stay(nodes: Any, comfy: Comfy, bus: None, run: Any) -> None:
     """Even areas come back as they were, small pictures and large."""
     colours = np.array([[1, 0, 0], [0, 1, 0], [0.2, 0.4, 0.9], [0.5, 0.5, 0.5]], np.float32)
     node = nodes.NODE_CLASS_MAPPINGS["PvrdUpscale"]()
     for rows in (12, 720):
         batch = np.broadcast_to(colours[:, None, None], (4, rows, 16, 3))
-        (made,) = node.upscale(Tensor(batch), 2.0, "fast")
+        (made,) = run(node.upscale, Tensor(batch), 2.0, "fast")
         assert np.abs(made.values - colours[:, None, None]).max() < 0.02
 
 
 @pytest.mark.bus
-def test_text(nodes: Any, comfy: Comfy, bus: None) -> None:
+def test_text(nodes: Any, comfy: Comfy, bus: None, run: Any) -> None:
     node = nodes.NODE_CLASS_MAPPINGS["PvrdText"]()
-    (first,) = node.write(PROMPT, "default", 8, 0.0, 1)
+    (first,) = run(node.write, PROMPT, "default", 8, 0.0, 1)
     assert first
     assert (comfy.steps, comfy.total) == (8, 8)
     assert node.write(PROMPT, "tiny", 8, 0.0, 2, system="Be short.") != (first,)
     comfy.cancel_at = 3
     with pytest.raises(Interrupted):
-        node.write(PROMPT, "tiny", 100, 0.0, 1)
+        run(node.write, PROMPT, "tiny", 100, 0.0, 1)
 
 
 @pytest.mark.bus
@@ -218,3 +253,32 @@ def test_what_pvrd_refuses_is_told(nodes: Any, comfy: Comfy, bus: None) -> None:
     node = nodes.NODE_CLASS_MAPPINGS["PvrdUpscale"]()
     with pytest.raises(PvrdError, match="no-such"):
         node.upscale(np.zeros((1, 4, 4, 3), np.float32), 2.0, "no-such")
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_the_client_comes_with_a_link(folder: Path, tmp_path: Path, linked: bool) -> None:
+    """A Python with what requirements.txt names, and without pvrd."""
+    site = tmp_path / "site"
+    site.mkdir()
+    wanted = (ROOT / "integrations/comfyui/requirements.txt").read_text().split()
+    for name in [each.replace("-", "_") for each in wanted]:
+        (site / name).symlink_to(Path(str(__import__(name).__file__)).parent)
+        for libraries in Path(str(__import__(name).__file__)).parents[1].glob(f"{name}.libs"):
+            (site / libraries.name).symlink_to(libraries)
+    if not linked:
+        folder = Path(shutil.copytree(ROOT / "integrations/comfyui", tmp_path / "comfyui-pvrd"))
+    program = (
+        f"{LOADER}\nimport sys; sys.path.append(sys.argv[1]); load(sys.argv[2])\n"
+        "from pvrd.client import Client\n"
+        "assert not {'engine', 'systemd', 'tests'} & set(sys.modules)\n"
+        "print([n for n in ('engine', 'tests') if __import__('importlib.util').util.find_spec(n)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-ISBc", program, site, folder],
+        cwd=tmp_path, env={**os.environ, "PVRD_BUS": "unix:path=/none"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if linked:
+        assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    else:
+        assert "the Python package pvrd is missing" in done.stderr
