@@ -13,8 +13,10 @@ VENV ?= 1
 MODELS ?= $(VENV)
 # A folder of wheels that replaces both the build and the network (make wheels fills one).
 WHEELS ?=
-# More options of pytest for check-long, such as a folder.
+# Options of pytest for check-long, such as a folder: then only what they select, one after the other.
 LONG ?=
+# How many parts of check-long run beside each other.
+LANES ?= 2
 # 1: uninstall removes /var/lib/pvrd, /var/cache/pvrd, the configuration and the user too.
 PURGE ?= 0
 # The system's own Python before any other: a service must not depend on one that lies in a home.
@@ -68,8 +70,8 @@ check: packages build .venv/.models .venv/.kubernetes .venv/.test
 	$(BIN)/pytest -m 'not long'
 
 check-long: packages build .venv/.models .venv/.kubernetes .venv/.test .venv/.fuzz .venv/.qt
-	@echo 'The long tests (at most 45 minutes on two cores).'
-	$(BIN)/pytest -m long $(LONG)
+	@echo 'The long tests (at most 45 minutes on two cores); what each part says is kept in build/long.'
+	$(if $(strip $(LONG)),$(BIN)/pytest -m long $(LONG),$(BIN)/python -m tests.parts --lanes $(LANES))
 
 wheels: build
 	@tools/install/wheels '$(CURDIR)' build/wheels '$(MODELS)' $(BIN)/python

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
+TREE = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_name("allowed_skips.txt")
 
 
@@ -78,3 +81,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Skips(read_list(LIST.read_text())), "allowed-skips")
+
+
+@pytest.fixture(scope="session")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheels of pvrd and of all that it needs at run time: packages, containers
+    and installations of one run are made of the same ones.
+    """
+    folder = tmp_path_factory.mktemp("wheels")
+    subprocess.run(
+        [TREE / "tools/install/wheels", TREE, folder, "0", sys.executable],
+        stdin=subprocess.DEVNULL, check=True, timeout=900,
+    )  # fmt: skip
+    return folder

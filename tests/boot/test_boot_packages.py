@@ -22,7 +22,6 @@ from tests.boot.conftest import USER, base_system, root
 pytestmark = [pytest.mark.boot, pytest.mark.long, pytest.mark.timeout(2400)]
 
 TREE = Path(__file__).resolve().parents[2]
-PYTHON = TREE / ".venv/bin/python"
 LACKING = ("llguidance", "tokenizers", "vulkan")  # what Debian 12 has no packages of
 INSTALLED = ("pvrd", "pvrd-wheels", "pvrd-models", "python3-pvrd", "pvrd-agent", "pvrd-http")
 RPMS = ("pvrd", "pvrd-wheels", "pvrd-models", "python3-pvrd", "pvrd-agent")
@@ -56,11 +55,13 @@ def inside(folder: Path, *command: str, more: tuple[str, ...] = (), timeout: flo
 
 
 @pytest.fixture(scope="module")
-def wheels(machine):
+def wheels(machine, collected):
     """A folder with the wheels of what Debian lacks."""
     folder = machine.folder / "wheels"
-    options = ("-q", "--no-deps", "-w")
-    host(PYTHON, "-m", "pip", "wheel", *options, folder, *LACKING)
+    folder.mkdir()
+    for name in LACKING:
+        (path,) = collected.glob(f"{name}-*.whl")
+        shutil.copy(path, folder)
     return folder
 
 
@@ -196,18 +197,15 @@ def test_purge_leaves_nothing(machine, debs):
     assert machine.show("LoadState") == "not-found"
 
 
-def test_the_rpms_serve_too(machine, wheels, debs):
+def test_the_rpms_serve_too(machine, collected, wheels, debs):
     """Built by Debian's rpmbuild and installed by its rpm: there is no Fedora here. What they
     depend on was installed for the packages above; their names for it are Fedora's."""
     machine.run("rm", "-rf", "/var/lib/pvrd", "/etc/pvrd")
     out = machine.folder / "rpms"
-    own = Path(os.environ.get("PVRD_OWN") or out / "own")
-    if not own.is_dir():
-        own.mkdir(parents=True)
-        host(TREE / "tools/install/wheels", TREE, own, "0", PYTHON)
+    own = os.environ.get("PVRD_OWN") or str(collected)
     site = "python3_sitelib /usr/lib/python3/dist-packages"
     options = ("--nodeps", "--define", site)
-    host(TREE / "tools/package/rpm", out, wheels, *options, PVRD_OWN=str(own), HOME=str(out))
+    host(TREE / "tools/package/rpm", out, wheels, *options, PVRD_OWN=own, HOME=str(out))
     online(machine, *APT, "install", NO_MORE, "rpm")
     files = [
         f"/mnt/share/rpms/{path.name}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import struct
@@ -54,11 +55,12 @@ def missing(arch: str) -> str:
 
 
 class Emulated:
-    """Cross-builds the kernels in a folder of its own; each slice is one run of qemu."""
+    """Cross-builds the kernels in a folder of its own; a process of qemu for each processor."""
 
     def __init__(self, arch: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=f"pvrd-{arch}-")
         self.arch, self.cpu = arch, CPUS[arch]["base"]
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.info = DeviceInfo("cpu", f"qemu-{arch}", "C with OpenMP", True)
         here = Path(self._folder.name)
         build = here / "build"
@@ -80,19 +82,43 @@ class Emulated:
 
     def chosen(self, cpu: Cpu, **environment: str) -> str:
         """The instruction set that the library takes on a processor by itself."""
-        return self._emulate(cpu, **environment).strip()
+        return _run(self._command(cpu), self._environment(cpu) | environment).strip()
 
-    def replay(self, data: bytes) -> bytes:
-        """Runs the slice that replay.c reads; its output."""
-        here = Path(self._folder.name)
-        (here / "in").write_bytes(data)
-        self._emulate(self.cpu, str(here / "in"), str(here / "out"))
-        return (here / "out").read_bytes()
+    def replay(self, data: bytes, nbytes: int) -> bytes:
+        """Runs the slice that replay.c reads; what it writes, so many bytes.
 
-    def _emulate(self, cpu: Cpu, *arguments: str, **environment: str) -> str:
+        Raises:
+            AssertionError: the process ended; the next slice gets another one.
+        """
+        key = " ".join((self.cpu.isa, self.cpu.hwprobe, *self.cpu.options))
+        if key not in self._running:
+            with self._log(key).open("wb") as log:
+                self._running[key] = subprocess.Popen(
+                    [*self._command(self.cpu), "-"], env=self._environment(self.cpu),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                )  # fmt: skip
+        process = self._running[key]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        out = b""
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(data)
+            process.stdin.flush()
+            out = process.stdout.read(nbytes)
+        if len(out) < nbytes:
+            code = _ended(self._running.pop(key))
+            raise AssertionError(f"{key}: {code}\n{self._log(key).read_text()[-4000:]}")
+        return out
+
+    def _log(self, key: str) -> Path:
+        return Path(self._folder.name) / f"{key}.log"
+
+    def _command(self, cpu: Cpu) -> list[str]:
         emulator = [f"qemu-{self.arch}-static", "-L", f"/usr/{self.arch}-linux-gnu", *cpu.options]
-        given = {**os.environ, "HWPROBE": cpu.hwprobe, **environment}
-        return _run([*emulator, str(self._replay), *arguments], given)
+        return [*emulator, str(self._replay)]
+
+    def _environment(self, cpu: Cpu) -> dict[str, str]:
+        return {**os.environ, "HWPROBE": cpu.hwprobe}
 
     def weights(self, blobs: Mapping[str, Array]) -> CpuWeights:
         return CpuWeights(blobs)
@@ -104,6 +130,8 @@ class Emulated:
         return {}
 
     def close(self) -> None:
+        for process in self._running.values():
+            _ended(process)
         self._folder.cleanup()
 
 
@@ -126,7 +154,7 @@ class EmulatedExecutable(HostExecutable):
         data.append(struct.pack(f"<{len(views)}Q", *(v.nbytes for v in views)))
         data += [v.tobytes() for v in views]
         data += [_record(c, names) for c in calls]
-        out = self._backend.replay(b"".join(data))
+        out = self._backend.replay(b"".join(data), sum(v.nbytes for v in views))
         at = 0
         for view in views:
             view[:] = np.frombuffer(out, np.uint8, view.nbytes, at)
@@ -147,6 +175,16 @@ def _record(call: Call, names: list[str]) -> bytes:
         *offsets,
         *[0] * rest,
     )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Waits for the end of a process that has nothing more to read; its exit status."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    process.stdout.close()
+    return process.wait(60)
 
 
 def _run(command: list[str], environment: Mapping[str, str] | None = None) -> str:

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs one slice read from a file and writes its buffers to another: how kernels of other processors run under qemu.
+/* Runs slices that it reads and writes their buffers: how kernels of other processors run under qemu.
  *
  *     replay           names the instruction set that the library chose
- *     replay IN OUT
+ *     replay -         slices from standard input to standard output, one after the other
  *
- * IN: isa char[16]; u32 threads, buffers, calls, 0; u64 bytes of each buffer; the buffers' bytes; then each call: op
- * char[32], u32 push[32], i32 buffer[8] (-1 none), u64 offset[8]. OUT: the buffers' bytes. Exit codes: 0; 2 a short
- * file; 3 the CPU lacks the isa; 4 unknown operation; 5 pvr_run failed. */
+ * In: isa char[16]; u32 threads, buffers, calls, 0; u64 bytes of each buffer; the buffers' bytes; then each call: op
+ * char[32], u32 push[32], i32 buffer[8] (-1 none), u64 offset[8]. Out: the buffers' bytes. Exit codes: 0; 2 a short
+ * slice or no memory; 3 the CPU lacks the isa; 4 unknown operation; 5 pvr_run failed. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -53,34 +53,31 @@ typedef struct call_record {
     uint64_t offset[8];
 } call_record;
 
-static FILE *in;
-
 static void get(void *to, size_t nbytes) {
-    if (nbytes && fread(to, 1, nbytes, in) != nbytes)
+    if (nbytes && fread(to, 1, nbytes, stdin) != nbytes)
         exit(2);
 }
 
-int main(int argc, char **argv) {
-    if (argc == 1)
-        return puts(pvr_isa()) < 0;
-    if (argc != 3 || !(in = fopen(argv[1], "rb")))
-        return 2;
-    char isa[16];
+static void *made(size_t nbytes) {
+    void *memory = aligned_alloc(64, (nbytes + 64) & ~(size_t)63);
+    if (!memory)
+        exit(2);
+    return memory;
+}
+
+/* One slice of the instruction set `isa`. */
+static int slice(const char *isa) {
     uint32_t head[4];
-    get(isa, sizeof isa);
     get(head, sizeof head);
     if (pvr_set_isa(isa))
         return 3;
-    uint64_t *sizes = calloc(head[1] + 1, sizeof *sizes);
-    unsigned char **buffers = calloc(head[1] + 1, sizeof *buffers);
-    pvr_call *calls = calloc(head[2] + 1, sizeof *calls);
-    if (!sizes || !buffers || !calls)
-        return 2;
+    uint64_t *sizes = made(head[1] * sizeof *sizes);
+    unsigned char **buffers = made(head[1] * sizeof *buffers);
+    pvr_call *calls = made(head[2] * sizeof *calls);
+    memset(calls, 0, head[2] * sizeof *calls);
     get(sizes, head[1] * sizeof *sizes);
     for (uint32_t i = 0; i < head[1]; i++) {
-        buffers[i] = aligned_alloc(64, (sizes[i] + 64) & ~(uint64_t)63);
-        if (!buffers[i])
-            return 2;
+        buffers[i] = made(sizes[i]);
         get(buffers[i], sizes[i]);
     }
     for (uint32_t i = 0; i < head[2]; i++) {
@@ -97,11 +94,27 @@ int main(int argc, char **argv) {
     }
     if (pvr_run(calls, head[2], (int)head[0]))
         return 5;
-    FILE *out = fopen(argv[2], "wb");
-    if (!out)
-        return 2;
-    for (uint32_t i = 0; i < head[1]; i++)
-        if (fwrite(buffers[i], 1, sizes[i], out) != sizes[i])
+    for (uint32_t i = 0; i < head[1]; i++) {
+        if (fwrite(buffers[i], 1, sizes[i], stdout) != sizes[i])
             return 2;
-    return fclose(out) ? 2 : 0;
+        free(buffers[i]);
+    }
+    free(buffers);
+    free(sizes);
+    free(calls);
+    return fflush(stdout) ? 2 : 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 1)
+        return puts(pvr_isa()) < 0;
+    if (argc != 2 || strcmp(argv[1], "-") != 0)
+        return 2;
+    char isa[16];
+    while (fread(isa, 1, sizeof isa, stdin) == sizeof isa) {
+        int code = slice(isa);
+        if (code)
+            return code;
+    }
+    return 0;
 }
