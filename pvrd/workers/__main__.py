@@ -124,6 +124,8 @@ def _environment(kind: str, config: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, chosen.cpus)
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
+    # llvmpipe's, should the GPU be that: else one a CPU, and none is left for the desktop.
+    os.environ.setdefault("LP_NUM_THREADS", str(chosen.threads))
     # numpy's own BLAS threads would only take cores away from the kernels.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
 

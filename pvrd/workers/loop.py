@@ -66,7 +66,7 @@ class Worker:
         self._singles: dict[str, PictureTask | QueryTask] = {}  # by job: what cancelling fails
         self._meter = Meter()
         self._recorder = Recorder(self._meter)
-        self._neighbour = Neighbour() if kind == "cpu" else None
+        self._neighbour: Neighbour | None = None
         self._share = 1.0  # of the time, that slices may take
         self._parked = False
         self._rests = 0.0  # until then no slice runs
@@ -117,6 +117,9 @@ class Worker:
             described = devices.describe(backend.info, devices.quarantined(backend))
             if nodes := wanted.node():
                 described["properties"] = {**described["properties"], "nodes": nodes}
+            if backend.info.software:  # the CPU, or a GPU that is one
+                self._neighbour = Neighbour()
+                self._neighbour.keep_to(devices.cores(self._config).cpus)
             wanted.arm()
         self.send(
             {

@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU worker as a neighbour of the desktop: which cores it takes, and how it stands back.
+"""A worker that computes on CPUs as a neighbour of the desktop: which cores it takes, and how it
+stands back. The worker of a GPU in software is one.
 
-Everything here can be undone by the worker itself, or it is not done. SCHED_BATCH, the I/O class
-and the affinity need no right to come and go. A raised nice value and SCHED_IDLE can be left again
-only where RLIMIT_NICE allows nice 0 (the unit has LimitNICE=+0) or with CAP_SYS_NICE, so without
-those a worker keeps its nice value and takes SCHED_BATCH for the lowest priorities, too. The
-cgroup's cpu.weight and io.weight are the unit's (CPUWeight=, IOWeight=); they follow the running
-job only where the cgroup was delegated to the worker and holds nobody else.
+Everything here can be undone by the worker itself, or it is not done. SCHED_BATCH, the I/O class,
+the affinity and the nice value of the worker's session need no right to come and go. A raised nice
+value and SCHED_IDLE can be left again only where RLIMIT_NICE allows nice 0 (the units have
+LimitNICE=+0) or with CAP_SYS_NICE, so without those a worker keeps its nice value and takes
+SCHED_BATCH for the lowest priorities, too.
+
+The kernel shares time between groups before it does within one, and a thread's class and nice value
+count within its group alone. Units are such groups: the cgroup's cpu.weight and io.weight are the
+unit's (CPUWeight=, IOWeight=); they follow the running job only where the cgroup was delegated to
+the worker and holds nobody else. Outside of such cgroups each session is one (autogroup, sched(7)),
+with a nice value of its own; pvrd starts workers in sessions of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -21,6 +28,7 @@ from pathlib import Path
 
 from pvrd.scheduler import level
 
+AUTOGROUP = Path("/proc/self/autogroup")
 SYS = Path("/sys/devices/system/cpu")
 BIG = 0.5  # of the largest capacity: less is a little core
 CAP_SYS_NICE = 23
@@ -137,12 +145,21 @@ def own_cgroup(proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) 
     return folder if alone and os.access(folder / "cpu.weight", os.W_OK) else None
 
 
+def group_nice() -> int | None:
+    """The nice value of this process's session, if it leads that and the kernel groups sessions."""
+    try:
+        said = AUTOGROUP.read_text(encoding="ascii")
+        return int(said.split()[-1]) if os.getsid(0) == os.getpid() else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class Neighbour:
     """Makes all threads of this process stand as the running job's priority says."""
 
     def __init__(self) -> None:
         self._level = -1
-        self._threads: frozenset[str] = frozenset()
+        self._group = self._wanted = self._usual = group_nice()
         self._nice = os.getpriority(os.PRIO_PROCESS, 0)
         try:
             status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
@@ -158,13 +175,23 @@ class Neighbour:
     def serve(self, priority: int) -> None:
         """The next slice is of a job of this priority. Cheap where nothing changes."""
         now = level(priority)
-        if now == self._level or self.refused:
-            return
-        self._level = now
-        stand = self.stand(now)
-        for thread in self._tids():
-            self._apply(int(thread), stand)
-        self._weigh(stand)
+        if now != self._level and not self.refused:
+            self._level = now
+            stand = self.stand(now)
+            for thread in self._tids():
+                self._apply(int(thread), stand)
+            self._weigh(stand)
+            if self._usual is not None:
+                self._wanted = min(19, self._usual + STANDS[now].nice)
+        if self._group != self._wanted:
+            self._regroup()
+
+    def keep_to(self, cpus: frozenset[int]) -> None:
+        """Has all threads run on these CPUs alone, for a driver that made some of its own."""
+        if cpus != os.sched_getaffinity(0):
+            for thread in self._tids():
+                with contextlib.suppress(OSError):  # it ended meanwhile, or this is refused
+                    os.sched_setaffinity(int(thread), cpus)
 
     def stand(self, at: int) -> Stand:
         """How a level stands, as far as this process could come back from it."""
@@ -194,6 +221,22 @@ class Neighbour:
         if self._io is not None:
             value = stand.io_class << 13 | stand.io_level
             self._libc.syscall(self._io, _IOPRIO_PROCESS, thread, value)
+
+    def _regroup(self) -> None:
+        """Gives the session its nice value. The kernel does that ten times a second at most, for
+        all: what it will not do now is done before a later slice.
+        """
+        try:
+            fd = os.open(AUTOGROUP, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, str(self._wanted).encode())
+            finally:
+                os.close(fd)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._wanted = self._group  # it is refused
+        self._group = self._wanted
 
     def _weigh(self, stand: Stand) -> None:
         if self._cgroup is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU worker as a neighbour: cores, and how its threads stand."""
+"""Workers that compute on CPUs as neighbours: cores, and how their threads stand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pvrd.workers import neighbour
-from pvrd.workers.neighbour import Neighbour, choose, own_cgroup, reversible
+from pvrd.workers.neighbour import Neighbour, choose, group_nice, own_cgroup, reversible
 from tests.workers.conftest import ROOT, Peer
 
 
@@ -136,6 +136,63 @@ assert seen[3] == seen[5] and seen[0] == seen[4] and not made.refused
 stop.set()
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_its_session_stands_as_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "autogroup"
+    monkeypatch.setattr(neighbour, "AUTOGROUP", file)
+    monkeypatch.setattr(neighbour.os, "getsid", lambda pid: os.getpid())
+    assert Neighbour()._group is None  # a kernel without groups of sessions
+    file.write_text("/autogroup-7 nice 2\n")
+    assert group_nice() == 2
+    made = Neighbour()
+    monkeypatch.setattr(made, "_apply", lambda *_: None)
+    for priority, nice in ((9, None), (5, 7), (0, 19), (15, 2), (15, None)):
+        file.write_text("")
+        made.serve(priority)
+        assert file.read_text() == ("" if nice is None else str(nice))
+
+    def busy(*_: object) -> int:
+        raise BlockingIOError
+
+    write = os.write
+    monkeypatch.setattr(neighbour.os, "write", busy)
+    made.serve(5)
+    monkeypatch.setattr(neighbour.os, "write", write)
+    made.serve(5)  # said again
+    assert file.read_text() == "7"
+    file.unlink()
+    made.serve(0)  # refused: no more is tried
+    file.write_text("")
+    made.serve(0)
+    assert file.read_text() == ""
+    monkeypatch.setattr(neighbour.os, "getsid", lambda pid: 1)
+    assert Neighbour()._group is None  # somebody else's session
+
+
+def stands(process: subprocess.Popen[bytes]) -> set[tuple[int, int]]:
+    """Classes and nice values of all threads."""
+    tids = [int(tid) for tid in os.listdir(f"/proc/{process.pid}/task")]
+    return {(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in tids}
+
+
+@pytest.mark.gpu
+def test_a_gpu_in_software_stands_as_the_cpu_does(peer: Callable[..., Peer], tiny: Path) -> None:
+    """Its driver's threads, too, as many as work on the CPU would have."""
+    worker = peer("gpu", allow_software=True, threads=1)
+    assert worker.hello["device"]["software"]
+    folders = Path(f"/proc/{worker.process.pid}/task").iterdir()
+    names = [(folder / "comm").read_text() for folder in folders]
+    assert len([name for name in names if name.startswith("llvmpipe")]) == 1
+    cpu = peer(threads=1)
+    for one in (worker, cpu):
+        one.load(tiny)
+    for priority in (0, 6, 13):
+        for one in (worker, cpu):
+            one.text(str(priority), "Once", max_tokens=2, priority=priority)
+            one.answer(str(priority))
+        assert len(stands(cpu.process)) == 1
+        assert stands(worker.process) == stands(cpu.process)
 
 
 def test_the_worker_stands_as_its_job(peer: Callable[..., Peer], tiny: Path) -> None:
