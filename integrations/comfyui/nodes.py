@@ -60,7 +60,7 @@ def _watched(total: int) -> Iterator[None]:
 def _array(image: Any) -> F32:
     """A tensor, or an array, as an array [batch, height, width, channels]."""
     if hasattr(image, "detach"):
-        image = image.detach().cpu().numpy()
+        image = image.detach().cpu().float().numpy()  # numpy knows no bfloat16
     made = np.asarray(image, np.float32)
     if made.ndim != 4 or made.shape[3] not in (1, 3, 4) or not made.size:
         raise ValueError(

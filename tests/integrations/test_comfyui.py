@@ -39,7 +39,11 @@ class Tensor:
     def cpu(self) -> Tensor:
         return self
 
+    def float(self) -> Tensor:
+        return Tensor(np.asarray(self.values, np.float32))
+
     def numpy(self) -> Any:
+        assert self.values.dtype == np.float32
         return self.values
 
 
