@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A row of a 3x3 convolution and PReLU in float32, by Winograd's F(4, 3) along x (the matrices of
- * Lavin and Gray, 2015): four columns from 18 products for each pair of channels, where the sum
- * itself has 36. Lanes are tiles of four columns side by side. A row is transformed once, when it is
- * made, and read by three rows of the next layer. Tiles count from a row's first column: a value's
- * sum is the same in every row whose first column lies at the same place among fours. */
+/* Two rows of a 3x3 convolution and PReLU in float32, by Winograd's F(2x4, 3x3) (the matrices of Lavin and Gray,
+ * 2015): two rows of four columns from 24 products for each pair of channels, where the sum itself has 72. Lanes
+ * are tiles of four columns side by side. A row is transformed along x once, when it is made; down the rows each
+ * product does that itself, with additions that cost nothing beside it. Tiles count from a row's first column and
+ * from an even row of the frame: a value's sum is the same wherever cuts lie at whole tiles. */
 #ifndef PVR_CONV_WINOGRAD_H
 #define PVR_CONV_WINOGRAD_H
 
@@ -11,6 +11,7 @@
 
 enum {
     WIN_STEP = 4, WIN_POINTS = 6, /* columns of a tile of the result, and points of the input's */
+    WIN_ROWS = 2, WIN_HIGH = 4,   /* the same down the rows */
     WIN_TILES = 2 * VL,           /* tiles of a group, and its columns */
     WIN_GROUP = WIN_STEP * WIN_TILES,
 };
@@ -27,27 +28,36 @@ static inline size_t pvr_win_reach(size_t n) { return (n + WIN_STEP - 1) / WIN_S
 static inline size_t pvr_win_each(size_t cout) { return CONV_MOST == 8 && cout % 8 == 0 ? 8 : 4; }
 
 typedef struct {
-    const float *x[3];  /* three transformed rows of input */
-    const float *u;     /* transformed weights: [cout / each][point][3][cin][each] */
+    const float *x[WIN_HIGH]; /* transformed rows of input */
+    const float *u;     /* transformed weights: [cout / each][point][WIN_HIGH][cin][each] */
     const float *bias, *slope;
-    float *y;           /* a row of output: [cout][step][pitch] where phases, else [cout][pitch] */
-    size_t cin, cout, pitch;
+    float *y;           /* rows of output, `row` apart: [cout][step][pitch] where phases, else [cout][pitch] */
+    size_t cin, cout, pitch, row;
     int phases;
 } pvr_win_row;
 
 static inline vf win_get(const float *p) { return *(const vf *)p; }
 static inline void win_put(float *p, vf v) { *(vf *)p = v; }
 
-/* w: [cin][9][cout], as pvr_conv_row's. */
+/* w: [cin][9][cout], as pvr_conv_row's. Down the rows the points are in the order 1, 2, 0, 3, in which they are
+ * added (see PVR_WIN_BLOCK). */
 static inline void pvr_win_weights(const float *w, size_t cin, size_t cout, float *u) {
-    const size_t each = pvr_win_each(cout), point = 3 * cin * each;
+    const size_t each = pvr_win_each(cout), point = WIN_HIGH * cin * each;
     for (size_t o = 0; o < cout; o++)
-        for (size_t a = 0; a < 3; a++)
-            for (size_t c = 0; c < cin; c++) {
-                const float *k = w + (c * 9 + a * 3) * cout + o;
-                const float k0 = k[0], k1 = k[cout], k2 = k[2 * cout];
+        for (size_t c = 0; c < cin; c++) {
+            float rows[WIN_HIGH][3];
+            for (size_t b = 0; b < 3; b++) {
+                const float *k = w + (c * 9 + b) * cout + o;
+                const float k0 = k[0], k1 = k[3 * cout], k2 = k[6 * cout];
+                rows[0][b] = 0.5f * (k0 + k1 + k2);
+                rows[1][b] = 0.5f * (k0 - k1 + k2);
+                rows[2][b] = k0;
+                rows[3][b] = k2;
+            }
+            for (size_t a = 0; a < WIN_HIGH; a++) {
+                const float k0 = rows[a][0], k1 = rows[a][1], k2 = rows[a][2];
                 const float s = (k0 + k2) / 6, t = k1 / 6, p = k0 / 24 + k2 / 6, q = k1 / 12;
-                float *to = u + (o / each * WIN_POINTS * 3 * cin + a * cin + c) * each + o % each;
+                float *to = u + (o / each * WIN_POINTS * WIN_HIGH * cin + a * cin + c) * each + o % each;
                 to[0] = k0 / 4;
                 to[point] = -s - t;
                 to[2 * point] = t - s;
@@ -55,6 +65,7 @@ static inline void pvr_win_weights(const float *w, size_t cin, size_t cout, floa
                 to[4 * point] = p - q;
                 to[5 * point] = k2;
             }
+        }
 }
 
 /* The points of a vector of tiles: of columns d[0..5] of each. `apart`: from a point to the next. */
@@ -142,8 +153,46 @@ static inline void pvr_win_split(const float *x, size_t channels, size_t xs, siz
         }
 }
 
-/* Four columns of an output channel from the points' sums, `apart` floats apart. */
-static inline void win_result(const pvr_win_row *g, size_t o, size_t tile, const float *m,
+/* A row of the first layer, which has so few channels that a transform gains nothing: as it is, but by columns of
+ * tiles. */
+typedef struct {
+    const float *x[3]; /* rows of input, [cin][step][pitch] */
+    const float *w;    /* as pvr_conv_row's */
+    float *y;          /* a row of output, [cout][step][pitch] */
+    size_t cin, cout, pitch;
+} pvr_win_first;
+
+enum { WIN_FIRST = CONV_MOST / 2 }; /* channels whose sums are held together */
+
+/* The columns 0..n-1, up to whole vectors of tiles; reads a tile beyond them. */
+static inline void pvr_win_direct(const pvr_win_first *g, size_t n) {
+    for (size_t i = 0; i * WIN_STEP < n; i += VL)
+        for (size_t o0 = 0; o0 < g->cout; o0 += WIN_FIRST) {
+            const float *tail = g->w + g->cin * 9 * g->cout + o0, *k = g->w + o0;
+            vf acc[WIN_FIRST][WIN_STEP];
+            for (int o = 0; o < WIN_FIRST; o++)
+                for (int j = 0; j < WIN_STEP; j++) acc[o][j] = (vf){0} + tail[o];
+            for (size_t c = 0; c < g->cin; c++)
+                for (size_t a = 0; a < 3; a++) {
+                    const float *p = g->x[a] + c * WIN_STEP * g->pitch + i;
+                    const vf d[6] = {
+                        win_get(p), win_get(p + g->pitch), win_get(p + 2 * g->pitch), win_get(p + 3 * g->pitch),
+                        win_get(p + 1), win_get(p + g->pitch + 1),
+                    };
+                    for (int b = 0; b < 3; b++, k += g->cout)
+                        for (int o = 0; o < WIN_FIRST; o++)
+                            for (int j = 0; j < WIN_STEP; j++) acc[o][j] += d[j + b] * k[o];
+                }
+            for (int o = 0; o < WIN_FIRST; o++)
+                for (int j = 0; j < WIN_STEP; j++) {
+                    float *y = g->y + ((o0 + (size_t)o) * WIN_STEP + (size_t)j) * g->pitch + i;
+                    win_put(y, pvr_prelu(acc[o][j], tail[g->cout + (size_t)o]));
+                }
+        }
+}
+
+/* A row's four columns of an output channel from the points' sums, `apart` floats apart. */
+static inline void win_result(const pvr_win_row *g, float *to, size_t o, size_t tile, const float *m,
                               size_t apart) {
     const vf m1 = win_get(m + apart), m2 = win_get(m + 2 * apart);
     const vf m3 = win_get(m + 3 * apart), m4 = win_get(m + 4 * apart);
@@ -153,40 +202,66 @@ static inline void win_result(const pvr_win_row *g, size_t o, size_t tile, const
     };
     for (int j = 0; j < WIN_STEP; j++) y[j] = pvr_prelu(y[j], g->slope[o]);
     if (!g->phases) {
-        win_together(g->y + o * g->pitch + tile * WIN_STEP, y);
+        win_together(to + o * g->pitch + tile * WIN_STEP, y);
         return;
     }
     for (size_t j = 0; j < WIN_STEP; j++)
-        win_put(g->y + (o * WIN_STEP + j) * g->pitch + tile, y[j]);
+        win_put(to + (o * WIN_STEP + j) * g->pitch + tile, y[j]);
 }
 
-/* OC output channels from o0 on of NV vectors of tiles of a group. The bias goes into a point that all
- * four columns have once. */
-#define PVR_WIN_BLOCK(OC, NV)                                                                \
-    static void win_block_##OC##_##NV(const pvr_win_row *g, size_t o0, size_t group) {       \
-        const size_t line = g->cin * WIN_TILES, at = group * WIN_POINTS * line;              \
-        const float *k = g->u + o0 * WIN_POINTS * 3 * g->cin;                                \
-        float m[WIN_POINTS][OC][NV * VL];                                                    \
-        for (size_t p = 0; p < WIN_POINTS; p++) {                                            \
-            vf acc[OC][NV];                                                                  \
-            for (size_t o = 0; o < OC; o++)                                                  \
-                for (int v = 0; v < NV; v++)                                                 \
-                    acc[o][v] = (vf){0} + (p == 1 ? g->bias[o0 + o] : 0.0f);                 \
-            for (size_t a = 0; a < 3; a++) {                                                 \
-                const float *s = g->x[a] + at + p * line;                                    \
-                for (size_t c = 0; c < g->cin; c++, s += WIN_TILES, k += OC) {               \
-                    vf t[NV];                                                                \
-                    for (int v = 0; v < NV; v++) t[v] = win_get(s + v * VL);                 \
-                    for (int o = 0; o < OC; o++)                                             \
-                        for (int v = 0; v < NV; v++) acc[o][v] += t[v] * k[o];               \
-                }                                                                            \
-            }                                                                                \
-            for (int o = 0; o < OC; o++)                                                     \
-                for (int v = 0; v < NV; v++) win_put(&m[p][o][v * VL], acc[o][v]);           \
-        }                                                                                    \
-        for (size_t o = 0; o < OC; o++)                                                      \
-            for (size_t v = 0; v < NV; v++)                                                  \
-                win_result(g, o0 + o, group * WIN_TILES + v * VL, &m[0][o][v * VL], OC * NV * VL); \
+/* OC output channels from o0 on of NV vectors of tiles of a group. Down the rows the points are d1 + d2, d2 - d1,
+ * d0 - d2 and d3 - d1 of the four rows, and the results m1 + m2 + m0 and m1 - m2 + m3. The bias goes into a point
+ * that all columns and both rows have once. */
+#define PVR_WIN_BLOCK(OC, NV)                                                                           \
+    static inline __attribute__((always_inline)) void win_sum_##OC##_##NV(                              \
+        vf acc[OC][NV], const float *a, const float *b, const int add, const float *k, size_t cin) {    \
+        for (size_t c = 0; c < cin; c++, a += WIN_TILES, b += WIN_TILES, k += OC) {                     \
+            vf t[NV];                                                                                   \
+            for (int v = 0; v < NV; v++)                                                                \
+                t[v] = add ? win_get(a + v * VL) + win_get(b + v * VL) : win_get(a + v * VL) - win_get(b + v * VL);\
+            for (int o = 0; o < OC; o++)                                                                \
+                for (int v = 0; v < NV; v++) acc[o][v] += t[v] * k[o];                                  \
+        }                                                                                               \
+    }                                                                                                   \
+    static void win_block_##OC##_##NV(const pvr_win_row *g, size_t o0, size_t group) {                  \
+        const size_t line = g->cin * WIN_TILES, at = group * WIN_POINTS * line, next = g->cin * OC;     \
+        const float *k = g->u + o0 * WIN_POINTS * WIN_HIGH * g->cin;                                    \
+        float m[WIN_ROWS][WIN_POINTS][OC][NV * VL];                                                     \
+        for (size_t p = 0; p < WIN_POINTS; p++, k += WIN_HIGH * next) {                                 \
+            const float *d0 = g->x[0] + at + p * line, *d1 = g->x[1] + at + p * line;                   \
+            const float *d2 = g->x[2] + at + p * line, *d3 = g->x[3] + at + p * line;                   \
+            vf acc[OC][NV];                                                                             \
+            for (size_t o = 0; o < OC; o++)                                                             \
+                for (int v = 0; v < NV; v++)                                                            \
+                    acc[o][v] = (vf){0} + (p == 1 ? g->bias[o0 + o] : 0.0f);                            \
+            win_sum_##OC##_##NV(acc, d1, d2, 1, k, g->cin);                                             \
+            for (int o = 0; o < OC; o++)                                                                \
+                for (int v = 0; v < NV; v++) {                                                          \
+                    win_put(&m[1][p][o][v * VL], acc[o][v]);                                            \
+                    acc[o][v] = (vf){0};                                                                \
+                }                                                                                       \
+            win_sum_##OC##_##NV(acc, d2, d1, 0, k + next, g->cin);                                      \
+            for (int o = 0; o < OC; o++)                                                                \
+                for (int v = 0; v < NV; v++) {                                                          \
+                    const vf sum = win_get(&m[1][p][o][v * VL]);                                        \
+                    win_put(&m[1][p][o][v * VL], sum - acc[o][v]);                                      \
+                    acc[o][v] += sum;                                                                   \
+                }                                                                                       \
+            win_sum_##OC##_##NV(acc, d0, d2, 0, k + 2 * next, g->cin);                                  \
+            for (int o = 0; o < OC; o++)                                                                \
+                for (int v = 0; v < NV; v++) {                                                          \
+                    win_put(&m[0][p][o][v * VL], acc[o][v]);                                            \
+                    acc[o][v] = win_get(&m[1][p][o][v * VL]);                                           \
+                }                                                                                       \
+            win_sum_##OC##_##NV(acc, d3, d1, 0, k + 3 * next, g->cin);                                  \
+            for (int o = 0; o < OC; o++)                                                                \
+                for (int v = 0; v < NV; v++) win_put(&m[1][p][o][v * VL], acc[o][v]);                   \
+        }                                                                                               \
+        for (size_t r = 0; r < WIN_ROWS; r++)                                                           \
+            for (size_t o = 0; o < OC; o++)                                                             \
+                for (size_t v = 0; v < NV; v++)                                                         \
+                    win_result(g, g->y + r * g->row, o0 + o, group * WIN_TILES + v * VL,                \
+                               &m[r][0][o][v * VL], OC * NV * VL);                                      \
     }
 PVR_WIN_BLOCK(4, 1)
 PVR_WIN_BLOCK(4, 2)
@@ -194,7 +269,7 @@ PVR_WIN_BLOCK(8, 1)
 PVR_WIN_BLOCK(8, 2)
 #undef PVR_WIN_BLOCK
 
-/* The columns 0..n-1, up to whole vectors of tiles. */
+/* The columns 0..n-1 of both rows, up to whole vectors of tiles. */
 static inline void pvr_win_conv(const pvr_win_row *g, size_t n) {
     const size_t each = pvr_win_each(g->cout);
     for (size_t group = 0; group * WIN_GROUP < n; group++) {

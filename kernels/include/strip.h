@@ -22,14 +22,14 @@ struct pvr_strips {
     int by, component;              /* samples of `by` components lie by turns */
     size_t stride, out_stride, tw, th, channels, layers;
     size_t outs;                    /* of the last layer: groups of four maps */
-    size_t step;                    /* columns that a layer gives at a time: 1, or 4 (Winograd) */
+    size_t step, rows;              /* columns and rows that a layer gives at a time: 1 and 1, or 4 and 2 (Winograd) */
     size_t xs;                      /* of a row of values: the window, and room for whole vectors */
     size_t strip, strips, parts;    /* columns; strips of a tile; parts of its height */
     float base[25 * 16];            /* [outs][25] */
-    float *luma, *maps;             /* layers + 3 rows; outs rows: what the last layer writes */
+    float *luma, *maps;             /* layers + 2 + rows rows; `rows` times outs rows: what the last layer writes */
 };
 
-/* Makes row `row` of a layer, counted from the first that the strip depends on. */
+/* Makes `rows` rows of a layer from row `row` on, counted from the first that the strip depends on. */
 typedef void (*pvr_layer_fn)(const void *network, size_t layer, size_t row, size_t columns);
 
 /* Columns that layer i gives for `cols` of the last; of n layers the first gives single ones. */
@@ -48,10 +48,10 @@ static inline void pvr_fill_luma(const pvr_strips *s, const pvr_call *call, int 
 }
 
 /* A luma network's; others change it. */
-static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *team, size_t step) {
+static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *team, size_t step, size_t rows) {
     const uint32_t *k = call->push;
     pvr_strips s = {
-        .step = step, .inputs = 1, .fill = pvr_fill_luma, .plane = PVR_WIDTH, .target = 3, .by = 1,
+        .step = step, .rows = rows, .inputs = 1, .fill = pvr_fill_luma, .plane = PVR_WIDTH, .target = 3, .by = 1,
         .bits = (int)k[0], .stride = k[1], .out_stride = k[2], .tw = k[3], .th = k[4],
         .channels = k[5], .layers = k[6], .scale = (int)k[7],
     };
@@ -71,11 +71,11 @@ static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *t
 
 /* Floats of luma and maps together, and how they are set. */
 static inline size_t pvr_strip_floats(const pvr_strips *s) {
-    return ((s->layers + 3) * s->inputs + s->outs) * s->xs;
+    return ((s->layers + 2 + s->rows) * s->inputs + s->rows * s->outs) * s->xs;
 }
 static inline void pvr_place_strips(pvr_strips *s, float *at) {
     s->luma = at;
-    s->maps = at + (s->layers + 3) * s->inputs * s->xs;
+    s->maps = at + (s->layers + 2 + s->rows) * s->inputs * s->xs;
 }
 
 /* filters: [groups][25][4]. */
@@ -85,30 +85,40 @@ static inline void pvr_strip_base(pvr_strips *s, const float *filters) {
 }
 
 static inline float *pvr_luma_row(const pvr_strips *s, size_t row) {
-    return s->luma + row % (s->layers + 3) * s->inputs * s->xs;
+    return s->luma + row % (s->layers + 2 + s->rows) * s->inputs * s->xs;
 }
 
-/* Core rows y0..y1-1 of the band, `cols` columns of the frame from x0 on. */
+/* Core rows y0..y1-1 of the band, `cols` columns of the frame from x0 on. Layers give rows in groups that count
+ * from the frame's own first row, so that a value's sum is the same in every cut; what they give of rows before
+ * y0 or behind y1-1 is left. */
 static inline void pvr_run_strip(const pvr_strips *s, const pvr_call *call, pvr_layer_fn layer_row,
                                  const void *network, size_t y0, size_t y1, size_t x0,
                                  size_t cols) {
     const uint32_t *p = call->buf[0];
     const size_t n = s->layers, window = pvr_strip_columns(s, 0, cols) + 2;
+    const size_t top = p[s->plane + 2] + y0, early = top % s->rows, high = early + y1 - y0;
     size_t columns[STRIP_MOST_LAYERS];
     for (size_t i = 0; i < n; i++) columns[i] = pvr_strip_columns(s, i, cols);
-    for (size_t row = 0; row < y1 - y0 + 2 * n; row++) {
-        s->fill(s, call, (int)(p[s->plane + 2] + y0 + row) - (int)n, (int)x0 - (int)n, (int)window,
-                pvr_luma_row(s, row));
+    for (size_t row = 0; row < high + 2 * n; row += s->rows) {
+        for (size_t i = row; i < row + s->rows; i++) {
+            /* Rows that nothing kept depends on may not be there: the next one that is stands for them. */
+            const size_t held = i < early ? early : i < high + 2 * n ? i : high + 2 * n - 1;
+            s->fill(s, call, (int)(top - early + held) - (int)n, (int)x0 - (int)n, (int)window,
+                    pvr_luma_row(s, i));
+        }
         for (size_t layer = 0; layer < n && row >= 2 * (layer + 1); layer++)
             layer_row(network, layer, row - 2 * (layer + 1), columns[layer]);
-        if (row < 2 * n) continue;
-        const size_t core = row - 2 * n;
-        pvr_pixels out = {
-            .base = s->base, .maps = s->maps, .xs = s->xs, .across = s->across,
-        };
-        for (size_t t = 0; t < 5; t++) out.x[t] = pvr_luma_row(s, core + n - 2 + t) + n - 2;
-        uint32_t *dst = (uint32_t *)call->buf[s->target] + (size_t)s->scale * (y0 + core) * s->out_stride;
-        pvr_enlarge(&out, s->bits, s->scale, s->by, s->component, dst, s->out_stride, x0, cols);
+        for (size_t i = 0; i < s->rows; i++) {
+            const size_t core = row + i - 2 * n;
+            if (row < 2 * n || core < early || core >= high) continue;
+            pvr_pixels out = {
+                .base = s->base, .maps = s->maps + i * s->outs * s->xs, .xs = s->xs, .across = s->across,
+            };
+            for (size_t t = 0; t < 5; t++) out.x[t] = pvr_luma_row(s, core + n - 2 + t) + n - 2;
+            uint32_t *dst = (uint32_t *)call->buf[s->target];
+            dst += (size_t)s->scale * (y0 + core - early) * s->out_stride;
+            pvr_enlarge(&out, s->bits, s->scale, s->by, s->component, dst, s->out_stride, x0, cols);
+        }
     }
 }
 
@@ -126,8 +136,8 @@ static inline void pvr_stream(const pvr_strips *s, const pvr_call *call, const p
         if (x >= s->tw || left >= p[s->plane]) continue;
         const size_t room = p[s->plane] - left;
         const size_t wide = s->tw - x < s->strip ? s->tw - x : s->strip;
-        pvr_run_strip(s, call, layer_row, network, rows * part / s->parts,
-                      rows * (part + 1) / s->parts, left, room < wide ? room : wide);
+        const size_t y0 = rows * part / s->parts, y1 = rows * (part + 1) / s->parts;
+        pvr_run_strip(s, call, layer_row, network, y0, y1, left, room < wide ? room : wide);
     }
 }
 
