@@ -20,7 +20,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from engine.errors import BadModel, PvrError
 
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[float], None]
+_T = TypeVar("_T")
 
 MAGIC = b"PVRM1\0\0\0"
 VERSION = 1
@@ -202,6 +203,7 @@ class Pvrm:
         self.entries = entries
         self._data = data
         self._checked: set[str] = set()
+        self._read: dict[Any, Any] = {}
 
     @classmethod
     def open(cls, source: str | os.PathLike[str] | int, verify: bool = False) -> Pvrm:
@@ -253,6 +255,13 @@ class Pvrm:
                 raise BadModel(f"The compiled model is damaged: the checksum of {name} is wrong.")
             self._checked.add(name)
         return view
+
+    def once(self, reader: Callable[[Pvrm], _T]) -> _T:
+        """What `reader` makes of the file; it is asked once, all get the same. What it raises."""
+        if reader not in self._read:
+            self._read[reader] = reader(self)
+        found: _T = self._read[reader]
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -74,18 +74,17 @@ def export(state: State, fd: int, limit: int, notes: Mapping[str, float] | None 
     return at
 
 
-def notes(fd: int) -> dict[str, float]:
-    """The notes of a file; none where it is damaged. The file stays the caller's."""
+def _notes(header: Mapping[str, Any]) -> dict[str, float]:
+    """None where they are damaged."""
     try:
-        found = json.loads(os.pread(fd, MOST_HEADER, 0).partition(b"\n")[0])["notes"]
-        return {str(key): float(value) for key, value in found.items()}
+        return {str(key): float(value) for key, value in header["notes"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def adopt(state: State, fd: int) -> int:
-    """Takes a file in, in the place of what the state had: tokens that it has now, 0 when the file
-    is of another model or damaged. The file stays the caller's.
+def adopt(state: State, fd: int) -> dict[str, float] | None:
+    """Takes a file in, in the place of what the state had: its notes; None, and a state without a
+    token, when the file is of another model or damaged. The file stays the caller's.
 
     Raises:
         DeviceLost
@@ -98,17 +97,17 @@ def adopt(state: State, fd: int) -> int:
         count, form = int(header["tokens"]), str(header["form"])
         listed = {str(name): (int(h), int(d)) for name, h, d in header["caches"]}
     except (ValueError, KeyError, TypeError):
-        return 0
+        return None
     fits = header.get("version") == VERSION and header.get("context") == state.context
     fits = fits and form in kv.FORMATS and listed == shapes(state)
     if not newline or not fits or not 0 < count <= state.context:
-        return 0
+        return None
     at = -(-(len(line) + 1) // ALIGN) * ALIGN
     ids = np.frombuffer(os.pread(fd, 4 * count, at), "<i4")
     sizes = {name: kv.nbytes(form, h, count, d) for name, (h, d) in listed.items()}
     wrong = len(ids) != count or ids.min() < 0 or ids.max() >= state.model.vocab
     if wrong or os.fstat(fd).st_size < at + 4 * count + sum(sizes.values()):
-        return 0
+        return None
     at += 4 * count
     memory.admit({"a cache on its way": 2 * max(sizes.values())})
     for name, (heads, dim) in listed.items():
@@ -118,7 +117,7 @@ def adopt(state: State, fd: int) -> int:
             data = converted(data, (heads, count, dim), form, state.kv)
         _write(state, name, (heads, state.context, dim), count, data)
     state.tokens.extend(ids.tolist())
-    return count
+    return _notes(header)
 
 
 def converted(data: Array, shape: tuple[int, int, int], form: str, other: str) -> Array:

@@ -310,7 +310,7 @@ def _open_cache(cache: str, mark: str, narrow: bool) -> pvrm.Pvrm | None:
     """The compiled model in the cache if it is whole, of this compiler and of this source."""
     try:
         compiled = pvrm.Pvrm.open(cache)
-        meta, _ = described(compiled)
+        meta, _ = compiled.once(described)
     except (OSError, PvrError):
         return None
     same = meta.get("source") == mark and bool(meta.get("narrow")) == narrow

@@ -129,8 +129,7 @@ class TextTask:
         """
         if self._carried >= 0:
             try:
-                if carry.adopt(state, self._carried):
-                    return carry.notes(self._carried)
+                return carry.adopt(state, self._carried) or {}
             except DeviceLost:
                 raise
             except (PvrError, OSError):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,8 @@ def test_an_answer_goes_on(model: TextModel, file: int, context: int) -> None:
     assert size == os.fstat(file).st_size
     assert size >= carry.nbytes(first.state) > 0
     second = model.state(context)
-    assert carry.adopt(second, file) == len(first.state.tokens)
+    assert carry.adopt(second, file) == {}
+    assert second.tokens == first.state.tokens
     assert second.tokens == first.state.tokens
     for name, (heads, dim) in carry.shapes(second).items():
         shape, count = (heads, context, dim), len(second.tokens)
@@ -78,9 +80,10 @@ def test_mirostat_goes_on_where_it_was(model: TextModel, file: int, told: Any) -
         first.step()
     assert carry.export(first.state, file, 1 << 30, first.notes)
     second = model.state(64)
-    assert carry.adopt(second, file)
+    found = carry.adopt(second, file)
+    assert found == first.notes
     notes = {
-        True: carry.notes(file), False: None,
+        True: found, False: None,
         "of another token": {**first.notes, "tokens": 6.0},
         "damaged": {"tokens": 7.0, "mirostat": float("nan")},
     }[told]  # fmt: skip
@@ -99,9 +102,14 @@ def test_only_what_is_known_is_noted(model: TextModel, file: int) -> None:
     resumed = generation(model.state(64), first.answer, **MIROSTAT)
     resumed.step()
     assert resumed.notes == {}, "it has not seen all that was chosen"
-    for damage in (b"", b"{}", b'{"notes": 1}', b'{"notes": {"mirostat": "x"}}', b"[1]"):
-        os.pwrite(file, damage + b"\n", 0)
-        assert carry.notes(file) == {}
+    assert carry.export(first.state, file, 1 << 30, first.notes)
+    line = os.pread(file, carry.ALIGN, 0).partition(b"\n")[0]
+    for damage in (1, {"mirostat": "x"}, None):
+        changed = json.dumps({**json.loads(line), "notes": damage}).encode()
+        os.pwrite(file, changed.ljust(len(line)) + b"\n", 0)
+        second = model.state(64)
+        assert carry.adopt(second, file) == {}
+        assert second.tokens == first.state.tokens
 
 
 @pytest.mark.parametrize(("form", "other"), [("f16", "q8"), ("q8", "f16"), ("q8", "q8")])
@@ -111,7 +119,8 @@ def test_caches_of_another_form(model: TextModel, file: int, form: str, other: s
         first.step()
     assert carry.export(first.state, file, 1 << 30)
     second = model.state(64, other)
-    assert carry.adopt(second, file) == len(first.state.tokens)
+    assert carry.adopt(second, file) == {}
+    assert second.tokens == first.state.tokens
     count = len(second.tokens)
     for name, (heads, dim) in carry.shapes(second).items():
         shape = heads, 64, dim
@@ -129,16 +138,16 @@ def test_a_file_that_does_not_fit_is_left(model: TextModel, file: int) -> None:
         first.step()
     assert carry.export(first.state, file, 100) == 0  # too large
     size = carry.export(first.state, file, 1 << 30)
-    assert carry.adopt(model.state(32), file) == 0  # another context
+    assert carry.adopt(model.state(32), file) is None  # another context
     state = model.state(64)
     os.ftruncate(file, size - 1)
-    assert carry.adopt(state, file) == 0
+    assert carry.adopt(state, file) is None
     os.ftruncate(file, size)
     os.pwrite(file, (1 << 30).to_bytes(4, "little"), carry.ALIGN)  # no such token
-    assert carry.adopt(state, file) == 0
+    assert carry.adopt(state, file) is None
     for damage in (b"", b"{}", b'{"version": 1}', b"[1]"):
         os.pwrite(file, damage + b"\n", 0)
-        assert carry.adopt(state, file) == 0
+        assert carry.adopt(state, file) is None
     assert state.tokens == []
 
 
@@ -154,7 +163,8 @@ def test_between_a_gpu_and_the_cpu(tiny_q8: Path, file: int) -> None:
             first.step()
         assert carry.export(first.state, file, 1 << 30)
         second = target.state(64)
-        count = carry.adopt(second, file)
+        assert carry.adopt(second, file) == {}
+        count = len(second.tokens)
         assert count == len(first.state.tokens)
         # The next logits are those of one who computed all of it by itself.
         own = target.state(64)

@@ -17,10 +17,13 @@ import gguf
 import numpy as np
 import pytest
 
+from engine.backends.null import NullBackend
 from engine.errors import BadModel, PvrError, UnsupportedModel
+from engine.graph import Graph
 from engine.importers import ggml, kquants
 from engine.importers.gguf import Gguf
 from engine.text.compiled import compiled_model, inspect, prepare
+from engine.text.model import TextModel
 from kernels import weights
 
 
@@ -260,6 +263,21 @@ def test_inspect_reads_no_weights(tiny_q8: Path) -> None:
     assert info["context"] == 96
     assert info["format"] == "q8"
     assert info["layers"] == 2
+
+
+def test_a_load_from_the_cache_reads_the_description_once(
+    tmp_path: Path, tiny_q8: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, seen = Graph.from_json, []
+
+    def reading(values: Any) -> Graph:
+        seen.append(values)
+        return read(values)
+
+    TextModel.load(tiny_q8, str(tmp_path / "m.pvrm"), NullBackend())
+    monkeypatch.setattr(Graph, "from_json", reading)
+    TextModel.load(tiny_q8, str(tmp_path / "m.pvrm"), NullBackend())
+    assert len(seen) == 1
 
 
 def test_cache_is_used_renewed_and_not_needed(tmp_path: Path, tiny_q8: Path, tiny: Any) -> None:

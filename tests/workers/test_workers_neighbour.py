@@ -141,7 +141,7 @@ stop.set()
 def test_its_session_stands_as_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "autogroup"
     monkeypatch.setattr(neighbour, "AUTOGROUP", file)
-    monkeypatch.setattr(neighbour.os, "getsid", lambda pid: os.getpid())
+    monkeypatch.setattr(os, "getsid", lambda pid: os.getpid())
     assert Neighbour()._group is None  # a kernel without groups of sessions
     file.write_text("/autogroup-7 nice 2\n")
     assert group_nice() == 2
@@ -156,9 +156,9 @@ def test_its_session_stands_as_the_job(tmp_path: Path, monkeypatch: pytest.Monke
         raise BlockingIOError
 
     write = os.write
-    monkeypatch.setattr(neighbour.os, "write", busy)
+    monkeypatch.setattr(os, "write", busy)
     made.serve(5)
-    monkeypatch.setattr(neighbour.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     made.serve(5)  # said again
     assert file.read_text() == "7"
     file.unlink()
@@ -166,7 +166,7 @@ def test_its_session_stands_as_the_job(tmp_path: Path, monkeypatch: pytest.Monke
     file.write_text("")
     made.serve(0)
     assert file.read_text() == ""
-    monkeypatch.setattr(neighbour.os, "getsid", lambda pid: 1)
+    monkeypatch.setattr(os, "getsid", lambda pid: 1)
     assert Neighbour()._group is None  # somebody else's session
 
 
