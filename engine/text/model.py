@@ -6,6 +6,7 @@ for each.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from engine.backends.base import Backend, Executable
 from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory
 from engine.lower import allowed
 from engine.lower_batch import NoBatch
-from engine.pace import Fit, clock
+from engine.pace import Fit
 from engine.program import Program
 from engine.record import recorded
 from engine.text.compiled import compiled_model, described, info
@@ -95,10 +96,10 @@ class State:
         sequences = ["decode" if decode and len(ids) == 1 else "prefill"]
         if head:
             sequences.append("head")
-        began = clock()
+        began = time.perf_counter()
         self.executable.run(*sequences)
         if sequences[0] == "prefill":
-            self.model.fit.took(len(ids), clock() - began)
+            self.model.fit.took(len(ids), time.perf_counter() - began)
         self.tokens.extend(ids)
 
     def run_ahead(self, token: int, steps: int, others: bool = True) -> list[npt.NDArray[np.uint8]]:
