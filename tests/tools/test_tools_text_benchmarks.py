@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from benchmarks import common, peers, text_gpu
+from benchmarks import common, llama_peer, peers, text_gpu
 from tools import random_gguf
 
 # Tells what it was asked for as llama-bench does: faster with flash attention, and in the mode
@@ -129,3 +129,42 @@ def test_kernels_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
             assert [row.peer_name for row in rows] == ["route", "route"]
     finally:
         backend.close()
+
+
+# Is slow in all ways but one, as llama_rate tells it.
+RATE = """#!{python}
+import os, sys
+_, file, threads, repack, attention = sys.argv
+assert os.environ.get("OMP_WAIT_POLICY") == "passive"
+for line in sys.stdin:
+    phase, n = line.split()
+    best = ("1", "0") if phase == "decode" else ("0", "1")
+    print(9, int(n) * (1 if (repack, attention) == best else 2), flush=True)
+"""
+
+
+def test_the_peer_on_the_cpu_runs_in_its_best_way(tmp_path: Path) -> None:
+    path = tmp_path / "llama_rate"
+    path.write_text(RATE.replace("{python}", sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    with llama_peer.LlamaPeer(Path("model.gguf"), 2, "cpu", path) as peer:
+        peer.choose(["decode32", "prefill128"])
+        assert peer.best == {
+            "decode32": llama_peer.Way(repack=True, attention=False),
+            "prefill128": llama_peer.Way(repack=False, attention=True),
+        }
+        assert peer.run("decode32") == llama_peer.Took(9, 32)
+        assert peer.run("prefill128").by("cpu") == 128
+        with pytest.raises(KeyError):
+            peer.run("prefill512")
+
+
+def test_a_peer_that_ends_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "llama_rate"
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    with (
+        llama_peer.LlamaPeer(Path("model.gguf"), 2, "wall", path) as peer,
+        pytest.raises(SystemExit, match="llama_rate ended"),
+    ):
+        peer.choose(["decode32"])
