@@ -72,22 +72,27 @@ def words(record: dict[str, Any]) -> str:
         )
     )
     if record["decision"]:
-        lines.append(("Governor", decision_words(record["decision"])))
+        lines.append(("Governor", decision_words(record["decision"], record["state"])))
         if (reason := record["decision"].get("reason")) and reason != record["reason"]:
             lines.append(("", f"because {reason}"))
     return output.table(lines) + sensor_words(record["sensors"])
 
 
-def decision_words(decision: dict[str, Any]) -> str:
-    """What the governor lets work take, in a line."""
+def decision_words(decision: dict[str, Any], state: str = "gpu") -> str:
+    """What the governor lets work take, in a line. state: the daemon's; what the governor would let
+    a GPU do is not said where there is none.
+    """
     if decision.get("parked"):
         return "nothing runs"
-    parts = [f"work on the {str(decision.get('device', '')).upper()}"]
-    parts.append(f"slices of {decision.get('slice_ms', 0):g} ms")
-    for key, what in (("group_scale", "of their workgroups"), ("share", "of the GPU's time")):
-        value = decision.get(key, 1.0)
-        if value < 1.0 and not (key == "share" and decision.get("device") == "cpu"):
-            parts.append(f"{100 * value:.0f} % {what}")
+    gpu = decision.get("device") != "cpu" and state != "cpu"
+    parts = [f"work on the {'GPU' if gpu else 'CPU'}"]
+    if gpu:
+        parts.append(f"slices of {decision.get('slice_ms', 0):g} ms")
+    scale, share = (float(decision.get(key, 1.0)) for key in ("group_scale", "share"))
+    if scale < 1.0:
+        parts.append(f"{100 * scale:.0f} % of {'their workgroups' if gpu else 'the work a slice'}")
+    if share < 1.0 and gpu:
+        parts.append(f"{100 * share:.0f} % of the GPU's time")
     if decision.get("precision") == "low":
         parts.append("new jobs with 4-bit weights and small networks")
     return ", ".join(parts)

@@ -288,6 +288,13 @@ def test_status_says_what_the_governor_decided_and_by_which_sensors() -> None:
         "new jobs with 4-bit weights and small networks"
     )
     assert decision_words({**decision, "parked": True}) == "nothing runs"
+    low = "new jobs with 4-bit weights and small networks"
+    on_cpu = f"work on the CPU, 50 % of the work a slice, {low}"
+    assert decision_words({**decision, "device": "cpu"}) == on_cpu
+    assert decision_words(decision, "cpu") == on_cpu  # there is no GPU
+    usual = {"device": "gpu", "slice_ms": 10.0, "group_scale": 1.0, "share": 1.0, "parked": False}
+    assert decision_words(usual, "cpu") == "work on the CPU"
+    assert decision_words(usual, "starting") == "work on the GPU, slices of 10 ms"
     rows = [
         {"name": "battery", "value": 9.0, "source": "UPower", "unit": "%"},
         {"name": "on_battery", "value": True, "source": "UPower", "unit": ""},
