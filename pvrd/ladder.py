@@ -40,7 +40,7 @@ class Ladder:
     def __init__(self, levels: Sequence[Level]) -> None:
         self.levels = list(levels)
         self.at = 0
-        self.reason = ""  # why it is not the first level
+        self.reason = ""  # why it is this level, of the last fall or climb; "" at the first
         self.changes = 0
         self._trial: int | None = None
         self._tried = float("-inf")
@@ -105,7 +105,7 @@ class Ladder:
         if trial and level < self.at:
             if fine and took <= FIT * budget:
                 one.takes = took
-                self._go(now, level, "" if level == 0 else self.reason)
+                self._go(now, level, f"on the way up: {one.name} takes {_of(took, budget)}")
             else:
                 self._later(one, now)
         elif level == self.at and not fine and level < len(self.levels) - 1:
@@ -137,7 +137,7 @@ class Ladder:
         self, now: float, budget: float, free: Sequence[int], wait: float = 0.0
     ) -> None:
         one = self.levels[self.at]
-        why = f"{one.name} takes {1000 * (one.takes or 0):.0f} ms of {1000 * budget:.0f}"
+        why = f"{one.name} takes {_of(one.takes or 0, budget)}"
         below = [i for i in free if i > self.at]
         if below:
             if now - one.since < 4 * one.wait:
@@ -174,6 +174,10 @@ class Ladder:
             self.reason = why
         if level == 0:
             self.reason = ""
+
+
+def _of(took: float, budget: float) -> str:
+    return f"{1000 * took:.0f} ms of {1000 * budget:.0f}"
 
 
 class Pace:

@@ -145,6 +145,18 @@ def test_a_hold_is_obeyed_at_once_and_its_end_too() -> None:
     assert not run.degraded
 
 
+def test_it_says_why_it_climbed() -> None:
+    run = Run([0.024, 0.012, 0.006, 0.02, PLAIN_S], GPU, lambda t: 20.0 if t < 4 else 2.0)
+    ladder = run.frames(2)
+    assert ladder.at == 3
+    assert ladder.reason.startswith("level 0 takes ")
+    assert ladder.reason.endswith(" ms of 34")
+    run.load = lambda t: 2.0  # 48, 24 and 12 ms of 34
+    run.frames(60, ladder)
+    assert ladder.at == 1
+    assert ladder.reason.startswith("on the way up: level 1 takes 2")
+
+
 def test_a_share_is_reckoned_with_before_it_is_measured() -> None:
     ladder = Ladder([Level("a", "gpu"), Level("b", "cpu"), Level("plain", "cpu")])
     ladder.know(0, 0.02)
