@@ -2,7 +2,7 @@
 """From a model's file to the first token of a one-token prompt, on the CPU, against llama.cpp.
 
     python -m benchmarks.text_start [--quick] [--json] [--threads N] [--shape NAME]
-        [--weights TYPE …] [--repeats N]
+        [--weights TYPE …] [--repeats N] [--clock cpu]
 
 Rows are named SHAPE WEIGHTS start; models have random weights (tools/random_gguf.py). Each run is a
 process of its own on either side, whose clock starts when its library is ready: with the imports
@@ -10,19 +10,21 @@ done and the backend opened here, after llama_backend_init there; a context of 2
 page cache warm by a run before. Ours loads the compiled model that pvrd keeps beside the GGUF from
 the first load on; `first start` rows are that first load, which compiles it. The peer is
 llama_start.cpp with llama.cpp's library, with and without its repacking of weights; the sooner
-counts. llama-bench tells no load time.
+counts. llama-bench tells no load time. With `--clock cpu` rows are seconds of all threads on CPUs
+(benchmarks/llama_peer.py says why); the medians by the other clock are printed, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from benchmarks import common, peers
+from benchmarks.llama_peer import CLOCKS, Stopwatch, Took
 from benchmarks.text_cpu import model_file
 from tools import random_gguf
 
@@ -30,36 +32,31 @@ CONTEXT = 2048
 _CHILD = "--child"
 
 
-def child(file: str, compiled: str, threads: int) -> tuple[float, int]:
-    """What is measured: seconds, and the first token."""
+def child(file: str, compiled: str, threads: int) -> tuple[float, float, int]:
+    """What is measured: seconds by both clocks, and the first token."""
+    import tokenizers  # noqa: F401  a library as any other
+
     from engine.backends.cpu import CpuBackend
     from engine.text.model import TextModel
 
     backend = CpuBackend(threads)
-    begin = time.perf_counter()
-    model = TextModel.load(file, compiled, backend)
-    state = model.state(CONTEXT)
-    state.run([1], head=True)
-    token = int(state.best()[:4].view("<u4")[0])
-    return time.perf_counter() - begin, token
+    with Stopwatch() as watch:
+        model = TextModel.load(file, compiled, backend)
+        state = model.state(CONTEXT)
+        state.run([1], head=True)
+        token = int(state.best()[:4].view("<u4")[0])
+    return watch.took.wall, watch.took.cpu, token
 
 
-def _seconds(command: list[str]) -> float:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str], clock: str) -> Took:
+    env = dict(os.environ)
+    if clock == "cpu":  # as llama_peer.py has it
+        env["OMP_WAIT_POLICY"] = "passive"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise SystemExit(f"{command[0]}: {done.stderr[-2000:]}")
-    return float(done.stdout.split()[0])
-
-
-def ours(file: Path, compiled: Path, threads: int) -> float:
-    """Seconds of one start."""
-    module = [sys.executable, "-m", "benchmarks.text_start"]
-    return _seconds([*module, _CHILD, str(file), str(compiled), str(threads)])
-
-
-def peer(program: Path, file: Path, threads: int, repack: bool) -> float:
-    """Seconds of one start of the peer."""
-    return _seconds([str(program), str(file), str(threads), str(int(repack))])
+    wall, cpu, _ = done.stdout.split()
+    return Took(float(wall), float(cpu))
 
 
 def measure(args: argparse.Namespace) -> list[common.Row]:
@@ -71,23 +68,42 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
         compiled = file.with_suffix(".start.pvrm")
         title = f"{args.shape} {weights}"
         compiled.unlink(missing_ok=True)
-        peer(program, file, args.threads, False)
-        first = ours(file, compiled, args.threads)
-        ways = {repack: peer(program, file, args.threads, repack) for repack in (False, True)}
+        module = [sys.executable, "-m", "benchmarks.text_start", _CHILD]
+        mine = [*module, str(file), str(compiled), str(args.threads)]
+
+        def ours(command: list[str] = mine) -> Took:
+            return _run(command, args.clock)
+
+        def peer(repack: bool, path: Path = file) -> Took:
+            command = [str(program), str(path), str(args.threads), str(int(repack))]
+            return _run(command, args.clock)
+
+        peer(False)
+        first = ours().by(args.clock)
+        ways = {repack: peer(repack).by(args.clock) for repack in (False, True)}
         best = min(ways, key=lambda repack: ways[repack])
         name = f"llama.cpp, {'repacked' if best else 'not repacked'}"
-        rows.append(common.row(f"{title} first start", "s", first, ways[best], name))
-        ours(file, compiled, args.threads)
-        mine, theirs = common.interleaved(
-            lambda f=file, c=compiled: ours(f, c, args.threads),  # type: ignore[misc]
-            lambda f=file, b=best: peer(program, f, args.threads, b),  # type: ignore[misc]
-            repeats,
-        )
+        unit = "s" if args.clock == "wall" else "s of CPU"
+        rows.append(common.row(f"{title} first start", unit, first, ways[best], name))
+        ours()
+        a: list[Took] = []
+        b: list[Took] = []
+        for _ in range(repeats):
+            a.append(ours())
+            b.append(peer(best))
         compiled.unlink()
-        middle = statistics.median(mine), statistics.median(theirs)
-        rows.append(common.row(f"{title} start", "s", *middle, name))
-        ratio, bound = common.median_ratio(theirs, mine)
-        print(f"{title} start: median ratio {ratio:.2f}, lower bound {bound:.2f}", file=sys.stderr)
+        told = []
+        for clock in sorted(CLOCKS, key=lambda c: c == args.clock):
+            x, y = [took.by(clock) for took in a], [took.by(clock) for took in b]
+            middle = statistics.median(x), statistics.median(y)
+            ratio, bound = common.median_ratio(y, x)
+            told.append(
+                f"{clock} {middle[0]:.3f} / {middle[1]:.3f},"
+                f" median ratio {ratio:.2f}, lower bound {bound:.2f}"
+            )
+        load = os.getloadavg()[0]
+        print(f"{title} start: {'; '.join(told)}; load {load:.1f}", file=sys.stderr, flush=True)
+        rows.append(common.row(f"{title} start", unit, *middle, name))
     return rows
 
 
@@ -100,6 +116,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=random_gguf.SHAPES, default="llama3-1b")
     parser.add_argument("--weights", nargs="+", choices=random_gguf.WEIGHTS)
     parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ class Allowed:
             return True
         return not self._misfit(op, variant) and not self._doubt(op, variant)
 
+    @property
+    def measures(self) -> bool:
+        """Does the backend tell which variant is the fastest?"""
+        return self._fastest is not None
+
     def fastest(self, op: str, variants: Sequence[str], push: Mapping[str, float]) -> str:
         """One of the variants: the first where the backend does not measure."""
         return self._fastest(op, variants, push) if self._fastest else variants[0]
@@ -104,18 +109,18 @@ def choose(
     named = [
         v for v in contract.variants if fmt is None or v.name == fmt or v.name.startswith(f"{fmt}_")
     ]
-    candidates = [
+    fitting = (
         v.name
         for v in sorted(named, key=lambda v: not v.baseline)
         if set(large) <= set(v.addressed)
         and not variant_misfit(contract, v, device.limits, device.features)
         and allow(contract.name, v.name)
-    ]
-    if candidates:
-        name = candidates[0]
-        if push is not None and isinstance(allow, Allowed):
-            name = allow.fastest(contract.name, candidates, push)
-        return contract.variant(name)
+    )
+    if push is not None and isinstance(allow, Allowed) and allow.measures:
+        if candidates := list(fitting):
+            return contract.variant(allow.fastest(contract.name, candidates, push))
+    elif first := next(fitting, ""):  # the others need no look: there are hundreds of calls
+        return contract.variant(first)
     what = f"{contract.name} {fmt}" if fmt else contract.name
     raise NoKernel(
         f"The device {device.name} has no kernel for {what}.",

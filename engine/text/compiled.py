@@ -309,7 +309,7 @@ def described(compiled: pvrm.Pvrm) -> tuple[dict[str, Any], Graph]:
 def _open_cache(cache: str, mark: str, narrow: bool) -> pvrm.Pvrm | None:
     """The compiled model in the cache if it is whole, of this compiler and of this source."""
     try:
-        compiled = pvrm.Pvrm.open(cache)
+        compiled = pvrm.Pvrm.open(cache, own=True)
         meta, _ = compiled.once(described)
     except (OSError, PvrError):
         return None
@@ -349,7 +349,7 @@ def compiled_model(
         if cache:
             try:
                 pvrm.write(cache, metadata, blobs, tell)
-                return pvrm.Pvrm.open(cache), ""
+                return pvrm.Pvrm.open(cache, own=True), ""
             except PvrError as e:
                 # What is wrong with the model would be wrong in memory, too.
                 if type(e) is not PvrError:

@@ -229,6 +229,7 @@ class TextModel:
             blobs[name] = compiled.blob(name)
             if progress:
                 progress(len(blobs) / len(self.graph.weights))
+        compiled.note_whole()
         self.weights = backend.weights(blobs)
 
     @classmethod

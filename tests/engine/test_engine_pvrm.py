@@ -126,3 +126,59 @@ def test_wrong_sizes_are_a_fault_of_the_caller(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="share a name"):
         pvrm.write(tmp_path / "m.pvrm", {}, [blobs()[0], blobs()[0]])
     assert os.listdir(tmp_path) == []
+
+
+def _count_sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each checksum from now on."""
+    seen: list[int] = []
+    real = pvrm.zlib.crc32
+
+    def counting(data: memoryview, *rest: int) -> int:
+        seen.append(len(data))
+        return real(data, *rest)
+
+    monkeypatch.setattr(pvrm.zlib, "crc32", counting)
+    return seen
+
+
+def test_own_files_are_summed_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.pvrm"
+    pvrm.write(path, {"kind": "x"}, blobs())
+    try:
+        os.setxattr(path, "user.test", b"")
+    except OSError:  # without attributes all is summed up each time
+        monkeypatch.setattr(os, "setxattr", lambda file, name, value: kept.update({name: value}))
+        monkeypatch.setattr(os, "getxattr", lambda file, name: kept.get(name, b""))
+    kept: dict[str, bytes] = {}
+    first = Pvrm.open(path, own=True)
+    first.blob("a")
+    first.note_whole()  # not all were looked at: nothing is kept
+    sums = _count_sums(monkeypatch)
+    second = Pvrm.open(path, verify=True, own=True)
+    assert len(sums) == 1 + 3
+    second.note_whole()
+    sums.clear()
+    assert bytes(Pvrm.open(path, verify=True, own=True).blob("b")[12:]) == b"\1" * 12
+    assert len(sums) == 1  # the header
+    Pvrm.open(path, verify=True)  # a stranger's
+    assert len(sums) == 2 + 3
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "restarted"])
+def test_what_was_whole_may_be_damaged_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path = tmp_path / "m.pvrm"
+    pvrm.write(path, {"kind": "x"}, blobs())
+    model = Pvrm.open(path, verify=True, own=True)
+    model.note_whole()
+    data = bytearray(path.read_bytes())
+    at, data[model.entries["a"].offset] = os.stat(path), data[model.entries["a"].offset] ^ 1
+    if how == "replaced":
+        path.unlink()
+    path.write_bytes(data)
+    os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns + (how == "written")))
+    if how == "restarted":
+        monkeypatch.setattr(pvrm, "_boot", lambda: "another")
+    with pytest.raises(BadModel, match="checksum of a"):
+        Pvrm.open(path, verify=True, own=True)
