@@ -99,7 +99,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--config", action="append", default=[], metavar="KEY=VALUE", help="of pvrd, as in TOML"
     )
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="slices and frames, of 2 s")
-    parser.add_argument("--rounds", type=int, default=5, help="of Weston's cases (5)")
+    parser.add_argument("--rounds", type=int, default=5, help="of Weston's cases and of reads (5)")
     parser.add_argument("--llama", action="store_true", help="builds llama.cpp for Weston's cases")
 
 

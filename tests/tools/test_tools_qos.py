@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.qos_clients import shown
+from benchmarks.qos_control import Reading, Times, rows
 
 MS = 1_000_000
 
@@ -38,3 +39,15 @@ def test_what_lies_outside_of_the_run_does_not_count() -> None:
 def test_without_times_there_are_no_figures(result: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="presented"):
         shown(result)
+
+
+def test_reads_are_medians_of_rounds_not_the_best_one() -> None:
+    def round_of(p99: float) -> Reading:
+        return Reading(Times([1.0] * 98 + [p99, p99]), Times([0.5] * 98 + [2.0, 2.0]), 0.2, 0.1)
+
+    idle, busy = [round_of(2.0)] * 3, [round_of(p99) for p99 in (3.0, 9.0, 8.0)]
+    found = rows(idle, busy, "cpu")
+    target, against_idle, against_bus = found[:3]
+    assert (target.ours, target.peer, target.ratio) == (8.0, 5.0, 5 / 8)
+    assert (against_idle.peer, against_bus.peer) == (2.0, 2.0)
+    assert {row.ours for row in found if "median" in row.name} == {1.0}
