@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pvrd.errors import InvalidArgument, UnknownModel
+from pvrd.errors import InvalidArgument, UnknownModel, shortage
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 RULE = "a model's name is 1 to 64 of a-z, 0-9, dot, _ and -, and begins with a letter or digit"
@@ -57,11 +57,14 @@ class Model:
         """An fd of the file.
 
         Raises:
-            UnknownModel: it went away meanwhile or cannot be read.
+            UnknownModel: it went away meanwhile or cannot be read. OutOfMemory: no descriptor is
+            left.
         """
         try:
             return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as e:
+            if short := shortage(e):
+                raise short from None
             text = f"the file of model {self.name} is not there: {e.strerror}"
             raise UnknownModel(text) from None
 
@@ -90,12 +93,11 @@ def check_name(name: str) -> None:
 def in_folder(folder: Path, source: str) -> Iterator[Model]:
     """The models of one folder: NAME/model.toml beside its file, and loose files (their source is
     `file`).
+
+    Raises:
+        OutOfMemory: no descriptor is left to look at them.
     """
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return
-    for path in entries:
+    for path in _listed(folder):
         if path.name.startswith("."):
             continue
         if path.suffix in SUFFIXES:
@@ -110,14 +112,26 @@ def in_folder(folder: Path, source: str) -> Iterator[Model]:
 
 
 def packaged() -> Iterator[Model]:
-    """The models of installed packages: the text model, and the networks for video."""
+    """The models of installed packages: the text model, and the networks for video. Raises as
+    in_folder()."""
     package, name = PACKAGED_TEXT
     for folder in _package_folders(package):
-        for path in sorted(folder.glob("*.gguf"))[:1]:
+        for path in [p for p in _listed(folder) if p.suffix == ".gguf"][:1]:
             yield from _model(name, path, "package", {})
     for folder in _package_folders("engine"):
-        for path in sorted((folder / "video" / "models").glob("*.pvrm")):
+        for path in [p for p in _listed(folder / "video" / "models") if p.suffix == ".pvrm"]:
             yield from _model(slug(path.stem), path, "package", {})
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in it, in order; nothing where it cannot be read. (Path.glob would hide the
+    difference between that and a shortage from Python 3.13 on.)"""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as e:
+        if short := shortage(e):
+            raise short from None
+        return []
 
 
 def _model(name: str, path: Path, source: str, details: dict[str, Any]) -> Iterator[Model]:
@@ -145,16 +159,20 @@ def _kind(path: Path) -> str:
             prefix = file.read(16)
             length = struct.unpack("<8sII", prefix)[2]
             head = file.read(min(length, 65536))
-    except (OSError, struct.error):
+    except (OSError, struct.error) as e:
+        if short := shortage(e):
+            raise short from None
         return ""
     return "text" if re.search(rb'"kind"\s*:\s*"text"', head) else "video"
 
 
 def read_details(path: Path) -> dict[str, Any]:
-    """What a model.toml says; nothing where it cannot be read."""
+    """What a model.toml says; nothing where it cannot be read. Raises as in_folder()."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as e:
+        if short := shortage(e):
+            raise short from None
         return {}
 
 

@@ -22,7 +22,13 @@ from typing import Any
 
 from pvrd import fds
 from pvrd.config import Config, Paths, toml_value
-from pvrd.errors import InvalidArgument, QuotaExceeded, UnknownModel, UnsupportedModel
+from pvrd.errors import (
+    InvalidArgument,
+    OutOfMemory,
+    QuotaExceeded,
+    UnknownModel,
+    UnsupportedModel,
+)
 from pvrd.model_files import (
     COMPILED,
     FORMAT,
@@ -58,7 +64,11 @@ class ModelStore:
     # -- finding
 
     def all(self) -> dict[str, Model]:
-        """Every model by name; the first folder that has a name wins."""
+        """Every model by name; the first folder that has a name wins.
+
+        Raises:
+            OutOfMemory: no descriptor is left to look for them.
+        """
         found: dict[str, Model] = {}
         for model in self._scan():
             if model.name in found:
@@ -233,7 +243,10 @@ class ModelStore:
     def sweep(self) -> None:
         """Deletes from the cache what was compiled from files that are gone, and what compilers
         left that were killed. Young files stay: another daemon may share the folder."""
-        keys = {model.key for model in self.all().values()}
+        try:
+            keys = {model.key for model in self.all().values()}
+        except OutOfMemory:
+            return  # not known, so nothing is stale
         now = time.time()
         with contextlib.suppress(OSError):
             for path in self.paths.cache.glob("*.pvrm"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pvrd.errors import from_name
+from pvrd.errors import from_name, shortage
 from pvrd.inbox import WorkerLost
 from pvrd.models import COMPILED, Model
 
@@ -35,7 +35,11 @@ class Loadings(dict[str, Loading]):
         return any(not loading.future.done() for loading in self.values())
 
     def begin(self, model: Model, cache: str, send: Send) -> Loading:
-        """Has the worker load a model; `cache` is the folder for what it compiles."""
+        """Has the worker load a model; `cache` is the folder for what it compiles.
+
+        Raises:
+            UnknownModel, OutOfMemory: its file cannot be handed over.
+        """
         loading = Loading(model, asyncio.get_running_loop().create_future())
         fd = model.open()
         try:
@@ -49,6 +53,9 @@ class Loadings(dict[str, Loading]):
                 },
                 [fd],
             )  # fmt: skip
+        except OSError as error:
+            del self[model.key]  # or the next one would wait for it
+            raise shortage(error) or error from None
         finally:
             os.close(fd)
         return loading

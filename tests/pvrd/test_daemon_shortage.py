@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pvrd.bus import V
+from pvrd.errors import OutOfMemory
+from pvrd.model_files import Model
+from pvrd.worker_models import Loadings
 
-pytestmark = pytest.mark.bus
 TEXT = "org.pvrd.Pvrd1.TextSession"
 ALLOWED = {"OutOfMemory", "QuotaExceeded", "InvalidArgument", "Internal"}
 
 
+@pytest.mark.bus
 def test_without_descriptors(start: Any, callers: Any, until: Any) -> None:
     daemon = start()
     pid = daemon.process.pid
@@ -48,3 +54,30 @@ def test_without_descriptors(start: Any, callers: Any, until: Any) -> None:
     assert "OutOfMemory" in seen
     assert seen <= ALLOWED
     assert callers().open_text()
+
+
+def test_a_model_that_cannot_be_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is OutOfMemory, whichever descriptor is not to be had, and nobody waits for it later."""
+    path = tmp_path / "a.pvrm"
+    path.touch()
+    model = Model("a", "text", path, 0, "file", "key")
+
+    def none(*_: Any, **__: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def begin() -> None:
+        loadings = Loadings()
+        with pytest.raises(OutOfMemory, match="Too many open files"):
+            loadings.begin(model, "", none)
+        assert not loadings
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", none)
+            with pytest.raises(OutOfMemory):
+                loadings.begin(model, "", lambda *_: None)
+        assert not loadings
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(begin())
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -21,6 +21,7 @@ from pvrd.config import KEYS, Config, Paths
 from pvrd.errors import (
     BadModel,
     InvalidArgument,
+    OutOfMemory,
     QuotaExceeded,
     UnknownModel,
     UnsupportedModel,
@@ -301,3 +302,27 @@ def test_models_over_the_bus(start: Any, callers: Any, lines: Any, tmp_path: Pat
     caller.call("RemoveModel", "s", ["second"])
     assert list((daemon.folder / "state" / "pvrd" / "models").iterdir()) == []
     assert caller.fails("OpenText", "a{sv}", [{"model": V("s", "mine")}])[0] == "UnknownModel"
+
+
+def test_models_that_cannot_be_looked_for_are_not_gone(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders that cannot be read for want of a descriptor are no empty folders: else a model
+    would be unknown, and what was compiled of it would be deleted as stale."""
+    file = put(store.paths.models, "a.gguf")
+    compiled = put(store.paths.cache, f"{store.find('a', 'text').key}.pvrm")
+    os.utime(compiled, (0, 0))
+
+    def none(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):  # iterdir's, by version
+            patch.setattr(os, name, none)
+        with pytest.raises(OutOfMemory):
+            store.find("a", "text")
+        store.sweep()
+    assert compiled.exists()
+    file.unlink()
+    store.sweep()
+    assert not compiled.exists()
