@@ -57,6 +57,7 @@ class Way:
         return f"{'re' if self.repack else 'not re'}packed, fa {'on' if self.attention else 'off'}"
 
 
+# The first is how it runs by itself.
 WAYS = tuple(Way(repack, attention) for repack in (True, False) for attention in (True, False))
 
 _PROBE = {"decode": 8, "prefill": 64}  # tokens by which ways are compared
@@ -112,10 +113,12 @@ class LlamaPeer:
             process.close()
 
     def choose(self, phases: Sequence[str], ways: Sequence[Way] = WAYS) -> None:
-        """Finds the best way for each phase."""
+        """Finds the best way for each phase; the only one is taken as it is."""
         probes = {_kind(phase): f"{_kind(phase)} {_PROBE[_kind(phase)]}" for phase in phases}
         found: dict[str, list[tuple[float, Way]]] = {kind: [] for kind in probes}
-        for way in ways:
+        if len(ways) == 1:
+            found = {kind: [(0.0, ways[0])] for kind in probes}
+        for way in ways if len(ways) > 1 else ():
             process = self._process(way)
             for kind, line in probes.items():
                 process.run(f"{kind} 4")  # pages, threads, caches

@@ -2,7 +2,7 @@
 """Tokens/s of the language engine on the CPU against llama.cpp: same file, same threads.
 
     python -m benchmarks.text_cpu [--quick] [--json] [--threads N] [--model FILE | --shape NAME …]
-        [--weights TYPE …] [--phases PHASE …] [--pairs N] [--clock cpu]
+        [--weights TYPE …] [--phases PHASE …] [--pairs N] [--clock cpu] [--default-way]
 
 Rows are named MODEL WEIGHTS PHASE: decode is 32 tokens after one, prefill128 and prefill512 prompts
 of that length. Runs of both are interleaved, and the lower 95% bound of the median ratio is
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import common, peers
-from benchmarks.llama_peer import CLOCKS, LlamaPeer, Stopwatch, Took
+from benchmarks.llama_peer import CLOCKS, WAYS, LlamaPeer, Stopwatch, Took
 from engine.backends.cpu import CpuBackend
 from engine.text.batch import MAX_LANES, Batch
 from engine.text.model import State, TextModel
@@ -185,7 +185,8 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     for name, weights, file in _files(args):
         model = TextModel.load(file, str(peers.cache() / f"{file.stem}.pvrm"), backend)
         with LlamaPeer(file, args.threads, args.clock) as peer:
-            peer.choose([peer_phase(p) for p in phases if p != BATCH])
+            wanted = [peer_phase(p) for p in phases if p != BATCH]
+            peer.choose(wanted, WAYS[:1] if args.default_way else WAYS)
             for phase in phases:
                 title = f"{name} {weights} {phase}"
                 if phase == BATCH:
@@ -223,6 +224,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", nargs="+", choices=random_gguf.WEIGHTS)
     parser.add_argument("--phases", nargs="+", choices=PHASES)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument(
+        "--default-way", action="store_true", help="the peer as it runs by itself, not its best way"
+    )
     parser.add_argument(
         "--pairs", "--repeats", type=int, default=0, help="runs of each, in turn (5; quick: 3)"
     )

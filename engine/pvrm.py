@@ -208,6 +208,7 @@ class Pvrm:
         self._checked: set[str] = set()
         self._read: dict[Any, Any] = {}
         self._own: tuple[str, bytes] | None = None  # path and mark of what may be noted
+        self.whole = False  # `own`, and noted before
 
     @classmethod
     def open(
@@ -245,6 +246,7 @@ class Pvrm:
                 os.close(fd)
         model = cls(metadata, entries, np.frombuffer(mapped, np.uint8))
         if whole:
+            model.whole = True
             model._checked.update(entries)
         elif own and not isinstance(source, int):
             model._own = os.fspath(source), mark
@@ -270,15 +272,21 @@ class Pvrm:
         return view
 
     def note_whole(self) -> None:
-        """Keeps at the file that all its blobs are whole, where they were all looked at and it can
-        be kept; a hundredth of a second for each 30 MB of the next start.
+        """Sums up what was not yet, and keeps at the file that all of it is whole, where that can
+        be kept: the next start is 0.2 s sooner for each 700 MB.
+
+        Raises:
+            BadModel: a blob is damaged.
         """
-        if self._own is not None and self._checked >= self.entries.keys():
-            path, mark = self._own
-            # Another file may stand there by now; its mark is another.
-            with contextlib.suppress(OSError):  # a file system without attributes, or read-only
-                os.setxattr(path, _NOTE, mark)
-            self._own = None
+        if self._own is None:
+            return
+        for name in self.entries:
+            self.blob(name)
+        path, mark = self._own
+        # Another file may stand there by now; its mark is another.
+        with contextlib.suppress(OSError):  # a file system without attributes, or read-only
+            os.setxattr(path, _NOTE, mark)
+        self._own = None
 
     def once(self, reader: Callable[[Pvrm], _T]) -> _T:
         """What `reader` makes of the file; it is asked once, all get the same. What it raises."""

@@ -30,6 +30,7 @@ from engine.importers.source import pieces
 from engine.lower import weight_nbytes
 from engine.passes import optimise
 from engine.passes.pack import narrowed
+from engine.text import short
 from engine.text.tokenizer import Data, import_tokenizer
 from engine.text.tokenizer_json import chat_template, import_folder_tokenizer
 from kernels import search
@@ -183,6 +184,8 @@ def _described_source(
     blobs.append(pvrm.array_blob("tokenizer/library", library, "json"))
     blobs.append(pvrm.array_blob("tokenizer/pieces", tokens.pieces, "bytes"))
     blobs.append(pvrm.array_blob("tokenizer/ends", tokens.ends, "u32"))
+    for table, values in (short.tables(tokens.library) or {}).items():
+        blobs.append(pvrm.array_blob(f"tokenizer/short/{table}", values, short.FORMATS[table]))
     metadata = {
         "kind": "text",
         "compiler": COMPILER,

@@ -22,6 +22,7 @@ from engine.lower_batch import NoBatch
 from engine.pace import Fit
 from engine.program import Program
 from engine.record import recorded
+from engine.text import short
 from engine.text.compiled import compiled_model, described, info
 from engine.text.fit import CHUNK, fitting
 from engine.text.fit import CONTEXT as DEFAULT_CONTEXT
@@ -163,14 +164,21 @@ class State:
         self.executable.close()
 
 
+_SHORT = "tokenizer/short/"
+
+
 def _tokenizer(meta: dict[str, Any], compiled: pvrm.Pvrm, vocab: int) -> TextTokenizer:
     try:
+        tables = None
+        if compiled.whole and f"{_SHORT}frame" in compiled.entries:  # ours: no need to try it all
+            tables = short.read(lambda name: compiled.blob(_SHORT + name))
         made = TextTokenizer(
             Data(
                 meta["tokenizer"],
                 compiled.blob("tokenizer/library").tobytes(),
                 compiled.blob("tokenizer/pieces"),
                 np.ascontiguousarray(compiled.blob("tokenizer/ends")).view(np.uint32),
+                tables,
             )
         )
         known = made.settings

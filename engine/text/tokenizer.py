@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from engine.errors import BadModel, UnsupportedModel
 from engine.importers.gguf import Gguf
+from engine.text.short import Short, Tables
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,6 +32,7 @@ MAX_SPLIT = 128  # characters of the longest SentencePiece that merges are deriv
 MAX_SPECIALS = 1 << 18  # characters of all control tokens together
 MAX_SPECIAL = 256  # characters of one
 MAX_MERGES = 1 << 21
+SHORTS = 16  # short texts before the whole library pays
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -101,6 +103,7 @@ class Data:
     library: bytes  # tokenizer.json of the tokenizers library
     pieces: npt.NDArray[np.uint8]  # the bytes that each id stands for, one after the other
     ends: npt.NDArray[np.uint32]  # where each piece ends
+    short: Tables | None = None  # for short texts: `library` is then not read before it has to be
 
 
 Pairs = list[tuple[str, str]]  # merges
@@ -372,9 +375,14 @@ class TextTokenizer:
             for key in ("specials", "user_defined"):
                 raw[key] = tuple((str(t), int(i)) for t, i in raw[key])
             self.settings = Settings(**raw)
-            self._library: Tokenizer = hf.Tokenizer.from_str(bytes(data.library).decode())
+            self._short = None if data.short is None else Short(hf, data.short)
         except Exception as e:  # the library raises bare Exceptions
             raise BadModel("The compiled model's tokenizer is damaged.") from e
+        self._source = data.library
+        self._whole: Tokenizer | None = None
+        self._shorts = 0
+        if self._short is None:
+            self._whole = self._library
         self._pieces = bytes(data.pieces)
         self._piece_ends = data.ends
         self._specials = dict(self.settings.specials)
@@ -382,6 +390,29 @@ class TextTokenizer:
         self.special_texts = tuple(self._specials)
         self._plain = _alternatives(self._user)
         self._marked = _alternatives({**self._user, **self._specials})
+
+    @property
+    def _library(self) -> Tokenizer:
+        """All of it.
+
+        Raises:
+            BadModel: it is damaged.
+        """
+        if self._whole is None:
+            try:
+                self._whole = _tokenizers().Tokenizer.from_str(bytes(self._source).decode())
+            except Exception as e:
+                raise BadModel("The compiled model's tokenizer is damaged.") from e
+            self._source, self._short = b"", None
+        return self._whole
+
+    def _ids(self, text: str) -> list[int]:
+        """Ids of a text without control tokens."""
+        if self._short is not None and self._shorts < SHORTS:
+            self._shorts += 1
+            if (ids := self._short.encode(text)) is not None:
+                return ids
+        return list(self._library.encode(text, add_special_tokens=False).ids)
 
     @property
     def vocab(self) -> int:
@@ -401,7 +432,7 @@ class TextTokenizer:
 
     def encode_inside(self, text: str) -> list[int]:
         """Ids of a text that goes on with another: nothing comes before it."""
-        return list(self._library.encode(text, add_special_tokens=False).ids)
+        return self._ids(text)
 
     def encode_pieces(
         self, pieces: Sequence[tuple[str, bool]], bos: bool | None = None
@@ -419,7 +450,7 @@ class TextTokenizer:
                 elif part:
                     # llama.cpp puts SentencePiece's leading space after each control token too.
                     prefix = " " if self.settings.add_space_prefix and after_special else ""
-                    ids.extend(self._library.encode(prefix + part, add_special_tokens=False).ids)
+                    ids.extend(self._ids(prefix + part))
                     after_special = False
         if bos is None and len(ids) > 1 and ids[0] == ids[1] == self.settings.bos and pieces[0][1]:
             del ids[0]  # the template wrote it as well

@@ -150,13 +150,16 @@ def test_own_files_are_summed_up_once(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(os, "setxattr", lambda file, name, value: kept.update({name: value}))
         monkeypatch.setattr(os, "getxattr", lambda file, name: kept.get(name, b""))
     kept: dict[str, bytes] = {}
+    sums = _count_sums(monkeypatch)
     first = Pvrm.open(path, own=True)
     first.blob("a")
-    first.note_whole()  # not all were looked at: nothing is kept
-    sums = _count_sums(monkeypatch)
-    second = Pvrm.open(path, verify=True, own=True)
-    assert len(sums) == 1 + 3
-    second.note_whole()
+    Pvrm.open(path, own=True).blob("a")  # nothing is kept before all was looked at
+    assert len(sums) == 4
+    assert not first.whole
+    first.note_whole()
+    assert len(sums) == 4 + 2
+    sums.clear()
+    assert Pvrm.open(path, own=True).whole
     sums.clear()
     assert bytes(Pvrm.open(path, verify=True, own=True).blob("b")[12:]) == b"\1" * 12
     assert len(sums) == 1  # the header
@@ -170,7 +173,7 @@ def test_what_was_whole_may_be_damaged_later(
 ) -> None:
     path = tmp_path / "m.pvrm"
     pvrm.write(path, {"kind": "x"}, blobs())
-    model = Pvrm.open(path, verify=True, own=True)
+    model = Pvrm.open(path, own=True)
     model.note_whole()
     data = bytearray(path.read_bytes())
     at, data[model.entries["a"].offset] = os.stat(path), data[model.entries["a"].offset] ^ 1
