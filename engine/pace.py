@@ -7,6 +7,7 @@ a worker sets as pvrd tells it. Where nothing is set a slice is as large as its 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 MARGIN = 0.9  # of the time is aimed at
@@ -14,13 +15,31 @@ MARGIN = 0.9  # of the time is aimed at
 
 @dataclass
 class Limit:
-    """slice_s: the longest slice, 0 where any will do; scale: 0..1 of what a slice takes in."""
+    """slice_s: the longest slice, 0 where any will do; scale: 0..1 of what a slice takes in;
+    streams: how many there are whose work comes by deadlines.
+    """
 
     slice_s: float = 0.0
     scale: float = 1.0
+    streams: int = 0
 
 
 LIMIT = Limit()
+
+
+@dataclass
+class Aside:
+    """What the process spends beside its work: on computing samples of it again."""
+
+    seconds: float = 0.0
+
+
+ASIDE = Aside()
+
+
+def clock() -> float:
+    """Seconds as of time.perf_counter, but it stands still during ASIDE: for what work takes."""
+    return time.perf_counter() - ASIDE.seconds
 
 
 class Fit:

@@ -5,11 +5,20 @@ is each call with constants that were not seen before, that is each size, at its
 A driver's wrong numbers may depend on sizes or on what ran before, which no self-test sees. The
 call's inputs are copied before it, its outputs after it, within the slice itself, and the slice's
 results are not given out before the comparison. Calls that are not sampled can be wrong.
+
+All that is time which somebody else waits for. So where slices have a limit, a sample is a piece
+that costs at most a part of it, by what the kernel's last ones cost; and what it costs is no part
+of what the slice took (engine.pace.clock).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,11 +38,16 @@ from engine.backends.base import (
 )
 from engine.backends.cpu import as_bytes
 from engine.backends.selftest import Quarantined
+from engine.pace import ASIDE, LIMIT
 from engine.program import Binding, Call, Program
 from kernels import pieces
 from kernels.contract import PARAM_WORDS
 
 MOST = 16 << 20  # bytes that may be copied for a check
+PART, MOST_S = 0.5, 2.5e-3  # of a slice's limit, and seconds: what a check may take
+UNIT_S = 1e-9  # a unit of a piece's work takes about so long, where nothing is known
+MARGIN, KNOWN = 0.8, 3  # of the bound is aimed at; checks of a kernel after which it is known
+DEAR, RAREST = 2.0, 16  # times the bound: what costs more is as much rarer, down to one of so many
 
 
 class Suspect(Quarantined):
@@ -63,6 +77,33 @@ class Doubtable(Backend, Protocol):
     """A backend that can put a variant aside."""
 
     def quarantine(self, op: str, variant: str, wrong: str) -> None: ...
+
+
+class Costs:
+    """What checks of each kernel (operation.variant) cost, and how much work one may be."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, deque[float]] = {}  # seconds of a unit of work, of the last ones
+
+    def most(self, name: str, together: int = 1) -> float:
+        """Units of work of a check, `together`: of so many in one slice; any, where slices have no
+        limit.
+        """
+        if not LIMIT.slice_s:
+            return math.inf
+        bound = min(PART * LIMIT.slice_s, MOST_S) / together
+        units = sorted(self._units.get(name, (UNIT_S,)))
+        return MARGIN * bound / units[(len(units) - 1) // 2]  # one that was held up counts for none
+
+    def chance(self, name: str, work: float) -> float:
+        """How often a check that is at least so much work is to be done, 0..1."""
+        known = len(self._units.get(name, ())) == KNOWN
+        dear = work / self.most(name) / DEAR
+        return max(1 / dear, 1 / RAREST) if known and dear > 1 else 1.0
+
+    def took(self, name: str, work: float, seconds: float) -> None:
+        """A check was so much work and took so long."""
+        self._units.setdefault(name, deque(maxlen=KNOWN)).append(seconds / max(work, 1.0))
 
 
 class CheckedWeights:
@@ -96,6 +137,7 @@ class CheckedBackend:
         self.rate = rate
         self.rng = rng or np.random.default_rng()
         self.checks = self.failed = self.copied = 0
+        self.costs = Costs()
         self.seen: set[tuple[str, str, bytes]] = set()  # operation, variant, push constants
         # Called with True before a slice with many checks, which takes longer, and False after it.
         self.announce: Callable[[bool], None] = lambda on: None
@@ -144,6 +186,7 @@ class CheckedExecutable:
         self._inner: Checkable = inner
         self._blobs = blobs
         self._known: set[tuple[str, ...]] = set()  # slices without a call of a size not seen
+        self._turns: dict[str, int] = {}  # of each kernel, also those in which nothing was checked
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -165,7 +208,7 @@ class CheckedExecutable:
         self._inner.close()
 
     def run(self, *sequences: str, into: Into = NOWHERE) -> RunStats:
-        """As Executable.run.
+        """As Executable.run; what a check takes is in ASIDE and not in the result.
 
         Raises:
             Suspect: the slice was checked and is wrong. Its kernel is quarantined.
@@ -187,12 +230,17 @@ class CheckedExecutable:
         apart = sorted(new.values()) or ([self._pick(calls)] if sampled and calls else [])
         if not apart:
             return self._inner.run(*sequences, into=into)
-        checks = {i: _Check(self, calls[i]) for i in apart}
+        # All new ones together are bounded only where somebody's work would come too late by them.
+        bounded = not new or LIMIT.streams > 0
+        together = len(apart) if bounded else 0
+        checks = {i: _Check(self, calls[i], together, not new) for i in apart}
         if new:
             backend.announce(True)
+        aside = ASIDE.seconds
         stats = self._inner.run_apart(
             sequences, apart, lambda i: checks[i].before(), lambda i: checks[i].after()
         )
+        stats = replace(stats, wall_s=max(0.0, stats.wall_s - (ASIDE.seconds - aside)))
         backend.seen.update(new)
         self._judge(checks.values())
         if new:
@@ -209,11 +257,11 @@ class CheckedExecutable:
         backend, first = self._backend, ("", "")
         for check in checks:
             backend.copied += check.copied
-            wrong, call = check.wrong(), check.call
+            wrong, call, name = check.wrong(), check.call, check.name
             if wrong is None:
                 continue
             backend.checks += 1
-            name = f"{call.op}.{call.variant}"
+            backend.costs.took(name, check.work, check.seconds)
             if not wrong:
                 self.passed[name] = self.passed.get(name, 0) + 1
                 continue
@@ -225,15 +273,16 @@ class CheckedExecutable:
             raise Suspect(backend.info.name, *first)
 
     def _pick(self, calls: Sequence[Call]) -> int:
-        """A call of the kernel that was checked least, for all kernels to have their turn."""
+        """A call of the kernel that had the fewest turns, so that all have theirs."""
         rng = self._backend.rng
         counts = {}
         for call in calls:
             name = f"{call.op}.{call.variant}"
-            counts[name] = self.passed.get(name, 0)
+            counts[name] = self._turns.get(name, 0)
         least = min(counts.values())
         names = [name for name, n in counts.items() if n == least]
         name = names[int(rng.integers(len(names)))]
+        self._turns[name] = least + 1
         numbers = [i for i, c in enumerate(calls) if f"{c.op}.{c.variant}" == name]
         return numbers[int(rng.integers(len(numbers)))]
 
@@ -244,11 +293,15 @@ class CheckedExecutable:
 
 
 class _Check:
-    """One call, before and after."""
+    """One call, before and after. together: how many are bounded together, 0: it is not; rare: one
+    that takes too long may be left out.
+    """
 
-    def __init__(self, exe: CheckedExecutable, call: Call) -> None:
+    def __init__(self, exe: CheckedExecutable, call: Call, together: int, rare: bool) -> None:
         self._exe = exe
         self.call = call
+        self.name = f"{call.op}.{call.variant}"
+        self._together, self._rare = together, rare
         self._contract = kernels.op(call.op)
         self._exact = self._contract.variant(call.variant).baseline
         self._push = self._contract.unpack(call.push)
@@ -259,6 +312,12 @@ class _Check:
         self._inputs: dict[str, Array] = {}
         self._results: dict[str, Array] = {}
         self.copied = 0
+        self.seconds = 0.0  # that it took
+
+    @property
+    def work(self) -> float:
+        """Of its piece."""
+        return self._piece.work if self._piece is not None else 0.0
 
     def _read(self, name: str, at: int, nbytes: int) -> Array:
         binding = self._bound[name]
@@ -272,23 +331,48 @@ class _Check:
             self.copied += there
         return found if there == nbytes else np.pad(found, (0, nbytes - there))
 
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - began
+            self.seconds += took
+            ASIDE.seconds += took
+
     def before(self) -> None:
+        """Chooses the piece and copies what it reads."""
+        with self._aside():
+            self._before()
+
+    def _before(self) -> None:
         words = self._exe.read("params", 4 * PARAM_WORDS, self.call.params).view(np.uint32)
         self.copied += 4 * PARAM_WORDS
         sizes = {name: self._exe.range(b)[1] for name, b in self._bound.items()}
-        piece = pieces.piece(
-            self._contract, self._push, words, sizes, self._read, self._exe._backend.rng
-        )
-        if piece is not None and piece.nbytes() <= MOST:
+        backend = self._exe._backend
+        most = backend.costs.most(self.name, self._together) if self._together else math.inf
+        draw = pieces.Draw(backend.rng, most)
+        piece = pieces.piece(self._contract, self._push, words, sizes, self._read, draw)
+        if piece is None or piece.nbytes() > MOST:
+            return
+        # What cannot be small enough comes as much more rarely, but what is new in any case.
+        if not self._rare or backend.rng.random() < backend.costs.chance(self.name, piece.work):
             self._piece = piece
             self._inputs = piece.copy(self._read, frozenset(self._bound))
 
     def after(self) -> None:
+        """Copies what it wrote."""
         if self._piece is not None:
-            self._results = self._piece.copy(self._read, self._outputs)
+            with self._aside():
+                self._results = self._piece.copy(self._read, self._outputs)
 
     def wrong(self) -> str | None:
         """What is wrong with the call, "" if nothing, None if it was not checked."""
+        with self._aside():
+            return self._wrong()
+
+    def _wrong(self) -> str | None:
         piece = self._piece
         if piece is None:
             return None

@@ -5,7 +5,6 @@ another shape, a filter. Between two steps a frame lies in host memory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import combinations_with_replacement
 from math import prod
@@ -17,6 +16,7 @@ from engine import memory
 from engine.backends.base import Backend, Executable
 from engine.backends.cpu import CpuBackend
 from engine.errors import InvalidArgument
+from engine.pace import clock
 from engine.video.bands import Source
 from engine.video.frames import Bytes, FrameFormat, empty
 from engine.video.kinds import Model, Pipeline, pipeline
@@ -93,10 +93,10 @@ def _trial_s(step: Pipeline | Resampler) -> float:
         step.abandon()
         step.abandon()
     step.begin(source, target)
-    began, count = time.perf_counter(), 0
+    began, count = clock(), 0
     while True:
         done, count = step.step(), count + 1
-        took = time.perf_counter() - began
+        took = clock() - began
         if done:
             return took
         if took > TRIAL_S:

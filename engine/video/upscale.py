@@ -7,7 +7,6 @@ and used up while it passes (pictures).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
 from engine.memory import copy
-from engine.pace import Fit
+from engine.pace import Fit, clock
 from engine.video import plain
 from engine.video.bands import Bands, Source
 from engine.video.frames import Bytes, FrameFormat, Plane, samples
@@ -238,11 +237,11 @@ class VideoPipeline:
                     count = most
                 claims = isinstance(self._sink, Planes) and self._sink.claims
                 self._placed = [] if self._todo or claims else self._places(self._sink)
-                began = time.perf_counter()
+                began = clock()
                 alone = claims and bool(self._wanted[self._band].all())
                 last = not (self._todo or alone)
                 self._bands.run(column, count, self._placed, last)
-                self._fit.took(count, time.perf_counter() - began)
+                self._fit.took(count, clock() - began)
                 if self._todo:
                     return False
                 if alone and (rows := self._places(self._sink)):

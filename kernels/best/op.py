@@ -34,6 +34,7 @@ def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> N
     part = view(buffers["part"], np.uint32)[: blocks * PART_WORDS].reshape(blocks, PART_WORDS)
     if push["stage"] == 0:
         logits, ids = view(buffers["logits"], np.float32)[:v], np.arange(v, dtype=np.uint32)
+        ids += np.uint32(push.get("first", 0))  # of a piece
         for b in range(blocks):
             span = slice(b * BLOCK, (b + 1) * BLOCK)
             part[b, :2] = topk.best(ids[span], logits[span])[:2]

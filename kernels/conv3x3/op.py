@@ -49,7 +49,7 @@ def reference(params: video.Array, buffers: Mapping[str, Any], push: Mapping[str
         for a in range(3):
             for b in range(3):
                 part = flat[a * cin * xs + b :][: rows * cin * xs].reshape(rows, cin, xs)
-                out += np.einsum("rcx,co->rox", part, taps[:, a, b])
+                out += taps[:, a, b].T @ part
         out = np.where(out > 0, out, slope * out)
         y[tile * push["y_tile"] :][: out.size] = out.reshape(-1)
 

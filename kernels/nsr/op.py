@@ -159,12 +159,14 @@ def _groups(push: Mapping[str, Any], variant: Variant) -> Groups:
 
 def convolved(x: video.F32, taps: video.F32) -> video.F32:
     """[cin, rows, cols] by [cin, 3, 3, cout], without padding."""
-    rows, cols = x.shape[1] - 2, x.shape[2] - 2
-    y = np.zeros((taps.shape[3], rows, cols), np.float32)
+    (cin, rows, cols), cout = x.shape, taps.shape[3]
+    rows, cols = rows - 2, cols - 2
+    near = np.empty((cin, 3, 3, rows, cols), np.float32)
     for a in range(3):
         for b in range(3):
-            y += np.tensordot(taps[:, a, b].T, x[:, a : a + rows, b : b + cols], 1)
-    return y
+            near[:, a, b] = x[:, a : a + rows, b : b + cols]
+    y: video.F32 = taps.reshape(-1, cout).T @ near.reshape(-1, rows * cols)
+    return y.reshape(cout, rows, cols)
 
 
 def activated(x: video.F32, slope: video.F32) -> video.F32:

@@ -21,10 +21,14 @@ from kernels.maps import F32
 MOST_TAPS = 8
 
 
-def along(filters: F32, push: Mapping[str, Any], size: int, source: int) -> tuple[Any, F32]:
-    """Indices and weights, [size, taps], of an axis with `source` samples before."""
+def along(
+    filters: F32, push: Mapping[str, Any], size: int, source: int, begin: int = 0
+) -> tuple[Any, F32]:
+    """Indices and weights, [size, taps], of an axis with `source` samples before, from sample
+    `begin` on.
+    """
     num, den, taps = (int(push[k]) for k in ("num", "den", "taps"))
-    i = np.arange(size)
+    i = np.arange(begin, begin + size)
     start = filters[num * taps :][:num].astype(np.int64)
     at = (i // num * den + start[i % num])[:, None] + np.arange(taps)
     return np.clip(at, 0, source - 1), filters[: num * taps].reshape(num, taps)[i % num]
@@ -32,11 +36,13 @@ def along(filters: F32, push: Mapping[str, Any], size: int, source: int) -> tupl
 
 def reference(params: maps.Array, buffers: Mapping[str, Any], push: Mapping[str, Any]) -> None:
     blocks, lanes = int(push["blocks"]), int(push["lanes"])
+    # A piece (kernels/maps_pieces.py) begins at `top` and `left`, its x at `x_top` of x_all rows.
+    top, left, x_top = (int(push.get(k, 0)) for k in ("top", "left", "x_top"))
     x = maps.view(buffers["x"], blocks, lanes, push, "x_")
     filters = buffers["filters"].reshape(-1).view(np.float32)
-    rows, down = along(filters, push, push["h"], push["x_h"])
-    columns, across = along(filters, push, push["w"], push["x_w"])
-    tall = np.einsum("bytxl,yt->byxl", x[:, rows], down)
+    rows, down = along(filters, push, push["h"], push.get("x_all", push["x_h"]), top)
+    columns, across = along(filters, push, push["w"], push["x_w"], left)
+    tall = np.einsum("bytxl,yt->byxl", x[:, rows - x_top], down)
     out = np.einsum("byxtl,xt->byxl", tall[:, :, columns], across)
     if push["residual"]:
         out = out + maps.view(buffers["r"], blocks, lanes, push)

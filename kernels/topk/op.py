@@ -36,6 +36,10 @@ def groups(push: Push, variant: Variant) -> Groups:
 def best(ids: npt.NDArray[np.uint32], values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
     """The words of the TOP best records."""
     numbers = ~np.isnan(values)
+    if np.count_nonzero(numbers) > TOP:  # only these can be among them, with all that are equal
+        numbers[numbers] = values[numbers] >= -np.partition(-values[numbers], TOP - 1)[TOP - 1]
+        ids, values = ids[numbers], values[numbers]
+        numbers = np.ones(len(values), bool)
     order = np.lexsort((ids, -np.where(numbers, values, 0), ~numbers))[:TOP]
     records = np.empty((TOP, 2), np.uint32)
     records[:, 0] = NONE
@@ -61,7 +65,7 @@ def reference(params: npt.NDArray[np.uint32], buffers: Buffers, push: Push) -> N
     part = view(buffers["part"], np.uint32)[: blocks * RECORD_WORDS].reshape(blocks, RECORD_WORDS)
     if push["stage"] == 0:
         logits = view(buffers["logits"], np.float32)[:v]
-        ids = np.arange(v, dtype=np.uint32)
+        ids = np.arange(v, dtype=np.uint32) + np.uint32(push.get("first", 0))  # of a piece
         for b in range(blocks):
             span = slice(b * BLOCK, (b + 1) * BLOCK)
             part[b, : 2 * TOP] = best(ids[span], logits[span])

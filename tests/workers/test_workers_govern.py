@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.backends.base import RunStats
-from engine.pace import LIMIT, Fit
+from engine.pace import ASIDE, LIMIT, Fit
 from pvrd.workers import protocol
 from pvrd.workers.canary import EVERY_S, KNOWN, WINDOW, Canary
 from pvrd.workers.recorder import A_MESSAGE, Recorder
@@ -317,3 +317,19 @@ def test_slices_that_are_run_apart_for_a_trace_are_none_of_the_canarys() -> None
         made.run("decode")
     assert len(seen) == 2 * KERNELS_EVERY - 2
     assert names == ["matvec", "topk"] * 2
+
+
+def test_slices_with_a_check_are_none_of_the_canarys() -> None:
+    class Device:
+        def run(self, *sequences: str) -> RunStats:
+            ASIDE.seconds += 1e-9
+            return RunStats(0.25)
+
+    meter, seen = Meter(), []
+    meter.canary.slice = lambda kind, seconds: seen.append(kind)  # type: ignore[method-assign]
+    meter.gate.rhythm.took = lambda *args: seen.append(args)  # type: ignore[method-assign]
+    device, calls = Device(), SimpleNamespace(sequences={"decode": []})
+    made = MeteredExecutable(device, meter, calls, 1)  # type: ignore[arg-type]
+    assert [made.run("decode").wall_s for _ in range(3)] == [0.25] * 3
+    assert not seen
+    assert meter.compute == 0.75  # what the device took; the rest is the host's

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import kernels
+from engine.backends import crosscheck
 from engine.backends.base import NOTHING, RunStats
 from engine.backends.crosscheck import CheckedBackend, Suspect
 from engine.backends.null import NullBackend, NullExecutable
 from engine.backends.vulkan import VulkanBackend
+from engine.pace import ASIDE, LIMIT, clock
 from engine.text.generate import Generation, Request
 from engine.text.model import TextModel
 from engine.video import frames
@@ -206,3 +208,96 @@ def test_vulkan_video_passes(fmt: FrameFormat) -> None:
         pipeline.close()
     finally:
         inner.close()
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What slices may take; the process has it back afterwards."""
+    for name in ("slice_s", "scale", "streams"):
+        monkeypatch.setattr(LIMIT, name, getattr(LIMIT, name))
+    return LIMIT
+
+
+@pytest.mark.parametrize("name", ["swiglu.base", "attention_decode.f16", "rmsnorm.base"])
+def test_the_least_pieces_find_it_as_well(path: Path, name: str, limit: Any) -> None:
+    limit.slice_s, limit.streams = 1e-9, 1
+    with pytest.raises(Suspect, match=name):
+        generate(checked(Numpy(name)), path)
+
+
+def test_with_no_time_at_all_every_kernel_still_has_its_turn(path: Path, limit: Any) -> None:
+    limit.slice_s, limit.streams = 1e-9, 1
+    backend = checked(Numpy())
+    exe = generate(backend, path, 1)[1]
+    calls = exe.program.sequences["decode"] + exe.program.sequences["head"]
+    counts: dict[str, int] = {}
+    exe._turns.clear()
+    for _ in range(200):
+        name = "{0.op}.{0.variant}".format(calls[exe._pick(calls)])
+        counts[name] = counts.get(name, 0) + 1
+    assert set(counts) == {f"{c.op}.{c.variant}" for c in calls}
+    assert max(counts.values()) - min(counts.values()) <= 1
+    for name in counts:  # a check that takes far too long is rare, and is done
+        assert backend.costs.chance(name, 1e15) in (1.0, 1 / crosscheck.RAREST)
+
+
+def test_what_new_sizes_cost_is_bounded_only_beside_a_stream(
+    path: Path, limit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    inner = pieces.piece
+
+    def made(*args: Any) -> Any:
+        seen.append(args[-1].most)
+        return inner(*args)
+
+    monkeypatch.setattr(pieces, "piece", made)
+    limit.slice_s = 0.002
+    generate(checked(Numpy(), 1e-9), path, 2)
+    assert set(seen) == {np.inf}
+    seen.clear()
+    limit.streams = 1
+    generate(checked(Numpy(), 1e-9), path, 2)
+    assert seen
+    assert max(seen) < np.inf
+
+
+def test_a_bound_follows_what_checks_cost(limit: Any) -> None:
+    costs = crosscheck.Costs()
+    assert costs.most("a.b") == np.inf
+    limit.slice_s = 0.002
+    begin = costs.most("a.b")
+    assert costs.most("a.b", 4) == begin / 4
+    costs.took("a.b", 1000, 1.0)  # held up by something
+    for _ in range(2):
+        costs.took("a.b", 1000, 1000 * crosscheck.UNIT_S)
+    assert costs.most("a.b") == pytest.approx(begin)
+    for _ in range(2):
+        costs.took("a.b", 1000, 4000 * crosscheck.UNIT_S)
+    assert costs.most("a.b") == pytest.approx(begin / 4)
+    assert costs.chance("a.b", begin / 4) == 1
+    assert costs.chance("a.b", begin) == pytest.approx(0.5)
+    assert costs.chance("a.b", 1000 * begin) == 1 / crosscheck.RAREST
+    limit.slice_s = 0.02  # there is a bound for any slice
+    assert costs.most("a.b") == pytest.approx(begin / 4 * 2.5)
+
+
+def test_a_check_is_no_part_of_what_a_slice_took(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that goes on only while something is computed again."""
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    reference, before = crosscheck._Check._wrong, ASIDE.seconds
+
+    def slow(check: Any) -> Any:
+        now[0] += 3.0
+        return reference(check)
+
+    monkeypatch.setattr(crosscheck._Check, "_wrong", slow)
+    began = clock()
+    backend = checked(Numpy())
+    generate(backend, path, 3)
+    assert ASIDE.seconds - before == pytest.approx(now[0])
+    assert now[0] >= 3.0 * backend.checks > 0
+    assert clock() == pytest.approx(began)
