@@ -6,7 +6,6 @@ for each.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from engine.backends.base import Backend, Executable
 from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory
 from engine.lower import allowed
 from engine.lower_batch import NoBatch
-from engine.pace import Fit
+from engine.pace import Fit, clock
 from engine.program import Program
 from engine.record import recorded
 from engine.text import short
@@ -97,10 +96,10 @@ class State:
         sequences = ["decode" if decode and len(ids) == 1 else "prefill"]
         if head:
             sequences.append("head")
-        began = time.perf_counter()
+        began = clock()
         self.executable.run(*sequences)
         if sequences[0] == "prefill":
-            self.model.fit.took(len(ids), time.perf_counter() - began)
+            self.model.fit.took(len(ids), clock() - began)
         self.tokens.extend(ids)
 
     def run_ahead(self, token: int, steps: int, others: bool = True) -> list[npt.NDArray[np.uint8]]:
