@@ -63,15 +63,25 @@ WAYS = tuple(Way(repack, attention) for repack in (True, False) for attention in
 _PROBE = {"decode": 8, "prefill": 64}  # tokens by which ways are compared
 
 
+def environment(clock: str) -> dict[str, str]:
+    """What llama.cpp is run with."""
+    env = dict(os.environ)
+    env.pop("GOMP_SPINCOUNT", None)  # our kernels' library sets it, for itself
+    if clock == "cpu":  # where others have the CPU that a thread waits for, it would spin
+        env["OMP_WAIT_POLICY"] = "passive"
+    return env
+
+
 class _Process:
     def __init__(self, program: Path, file: Path, threads: int, way: Way, clock: str) -> None:
         command = [str(program), str(file), str(threads)]
         command += [str(int(way.repack)), str(int(way.attention))]
-        env = dict(os.environ)
-        if clock == "cpu":  # where others have the CPU that a thread waits for, it would spin
-            env["OMP_WAIT_POLICY"] = "passive"
         self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(clock),
         )
 
     def run(self, line: str) -> Took:

@@ -7,11 +7,12 @@
 Rows are named SHAPE WEIGHTS start; models have random weights (tools/random_gguf.py). Each run is a
 process of its own on either side, whose clock starts when its library is ready: with the imports
 done and the backend opened here, after llama_backend_init there; a context of 2048 tokens; the
-page cache warm by a run before. Ours loads the compiled model that pvrd keeps beside the GGUF from
-the first load on; `first start` rows are that first load, which compiles it. The peer is
-llama_start.cpp with llama.cpp's library, with and without its repacking of weights; the sooner
-counts. llama-bench tells no load time. With `--clock cpu` rows are seconds of all threads on CPUs
-(benchmarks/llama_peer.py says why); the medians by the other clock are printed, too.
+page cache warm by a run before. The peer is given its token's id, ours makes it of a text. Ours
+loads the compiled model that pvrd keeps beside the GGUF from the first load on; `first start` rows
+are that first load, which compiles it. The peer is llama_start.cpp with llama.cpp's library, with
+and without its repacking of weights; the sooner counts. llama-bench tells no load time. With
+`--clock cpu` rows are seconds of all threads on CPUs (benchmarks/llama_peer.py says why); the
+medians by the other clock are printed, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import common, peers
-from benchmarks.llama_peer import CLOCKS, Stopwatch, Took
+from benchmarks.llama_peer import CLOCKS, Stopwatch, Took, environment
 from benchmarks.text_cpu import model_file
 from tools import random_gguf
 
@@ -43,15 +44,13 @@ def child(file: str, compiled: str, threads: int) -> tuple[float, float, int]:
     with Stopwatch() as watch:
         model = TextModel.load(file, compiled, backend)
         state = model.state(CONTEXT)
-        state.run([1], head=True)
+        state.run(model.tokenizer.encode("a")[-1:], head=True)
         token = int(state.best()[:4].view("<u4")[0])
     return watch.took.wall, watch.took.cpu, token
 
 
 def _run(command: list[str], clock: str) -> Took:
-    env = dict(os.environ)
-    if clock == "cpu":  # as llama_peer.py has it
-        env["OMP_WAIT_POLICY"] = "passive"
+    env = environment(clock)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise SystemExit(f"{command[0]}: {done.stderr[-2000:]}")

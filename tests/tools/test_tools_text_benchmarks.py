@@ -136,6 +136,7 @@ RATE = """#!{python}
 import os, sys
 _, file, threads, repack, attention = sys.argv
 assert os.environ.get("OMP_WAIT_POLICY") == "passive"
+assert "GOMP_SPINCOUNT" not in os.environ  # that would count for more
 for line in sys.stdin:
     phase, n = line.split()
     best = ("1", "0") if phase == "decode" else ("0", "1")
@@ -143,7 +144,10 @@ for line in sys.stdin:
 """
 
 
-def test_the_peer_on_the_cpu_runs_in_its_best_way(tmp_path: Path) -> None:
+def test_the_peer_on_the_cpu_runs_in_its_best_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "20000")
     path = tmp_path / "llama_rate"
     path.write_text(RATE.replace("{python}", sys.executable))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
