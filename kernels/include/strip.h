@@ -32,10 +32,14 @@ struct pvr_strips {
 /* Makes `rows` rows of a layer from row `row` on, counted from the first that the strip depends on. */
 typedef void (*pvr_layer_fn)(const void *network, size_t layer, size_t row, size_t columns);
 
-/* Columns that layer i gives for `cols` of the last; of n layers the first gives single ones. */
+/* Columns that a layer gives for `cols` of the last. */
 static inline size_t pvr_strip_columns(const pvr_strips *s, size_t layer, size_t cols) {
     for (size_t i = s->layers; --i > layer;) cols = (cols + s->step - 1) / s->step * s->step + 2;
     return cols;
+}
+/* Columns of input that they take. */
+static inline size_t pvr_strip_window(const pvr_strips *s, size_t cols) {
+    return (pvr_strip_columns(s, 0, cols) + s->step - 1) / s->step * s->step + 2;
 }
 
 static inline void pvr_fill_luma(const pvr_strips *s, const pvr_call *call, int y, int x0, int n,
@@ -47,8 +51,9 @@ static inline void pvr_fill_luma(const pvr_strips *s, const pvr_call *call, int 
     pvr_samples(s->bits, line, (int)p[PVR_WIDTH] - 1, x0, n, unit, to);
 }
 
-/* A luma network's; others change it. */
-static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *team, size_t step, size_t rows) {
+/* A luma network's; others change it. group: columns that a layer writes together. */
+static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *team, size_t step, size_t rows,
+                                         size_t group) {
     const uint32_t *k = call->push;
     pvr_strips s = {
         .step = step, .rows = rows, .inputs = 1, .fill = pvr_fill_luma, .plane = PVR_WIDTH, .target = 3, .by = 1,
@@ -65,7 +70,7 @@ static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *t
     s.parts = (n + tiles * s.strips - 1) / (tiles * s.strips + (tiles == 0));
     /* Strips begin at whole steps of the frame, as tiles do. */
     s.strip = ((s.tw + s.strips - 1) / s.strips + step - 1) / step * step;
-    s.xs = (pvr_strip_columns(&s, 0, s.strip) + 2 + step * VL - 1) / (step * VL) * step * VL + 2 * VL;
+    s.xs = (pvr_strip_window(&s, s.strip) + group - 1) / group * group + 2 * VL;
     return s;
 }
 
@@ -95,7 +100,7 @@ static inline void pvr_run_strip(const pvr_strips *s, const pvr_call *call, pvr_
                                  const void *network, size_t y0, size_t y1, size_t x0,
                                  size_t cols) {
     const uint32_t *p = call->buf[0];
-    const size_t n = s->layers, window = pvr_strip_columns(s, 0, cols) + 2;
+    const size_t n = s->layers, window = pvr_strip_window(s, cols);
     const size_t top = p[s->plane + 2] + y0, early = top % s->rows, high = early + y1 - y0;
     size_t columns[STRIP_MOST_LAYERS];
     for (size_t i = 0; i < n; i++) columns[i] = pvr_strip_columns(s, i, cols);

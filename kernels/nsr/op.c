@@ -2,7 +2,7 @@
 #include "network.h"
 
 PVR_OP(nsr) {
-    pvr_network g = {.strips = pvr_plan_strips(call, team, WIN_STEP, WIN_ROWS)};
+    pvr_network g = {.strips = pvr_plan_strips(call, team, WIN_STEP, WIN_ROWS, WIN_GROUP)};
     pvr_strips *s = &g.strips;
     const float *w = call->buf[2], *layers[STRIP_MOST_LAYERS];
     for (size_t i = 0; i < s->layers; i++) {

@@ -16,7 +16,7 @@ static void fill(const pvr_strips *s, const pvr_call *call, int y, int x0, int n
 }
 
 PVR_OP(nsr_chroma) {
-    pvr_network g = {.strips = pvr_plan_strips(call, team, WIN_STEP, WIN_ROWS)};
+    pvr_network g = {.strips = pvr_plan_strips(call, team, WIN_STEP, WIN_ROWS, WIN_GROUP)};
     pvr_strips *s = &g.strips;
     s->inputs = INPUTS;
     s->fill = fill;

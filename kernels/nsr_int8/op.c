@@ -75,7 +75,7 @@ static void layer_row(const void *of, size_t at, size_t row, size_t columns) {
 }
 
 PVR_OP(nsr_int8) {
-    network g = {.strips = pvr_plan_strips(call, team, 1, 1)};
+    network g = {.strips = pvr_plan_strips(call, team, 1, 1, VL)};
     pvr_strips *s = &g.strips;
     const size_t c = s->channels, n = s->layers;
     const float *w = call->buf[2];
