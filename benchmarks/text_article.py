@@ -2,16 +2,18 @@
 """Papers' bench of language models on phones: a prompt of 128 tokens, 32 new ones, batch 1.
 
     python -m benchmarks.text_article [--quick] [--json] [--threads N] [--shape NAME]
-        [--weights TYPE …] [--repeats N] [--software]
+        [--weights TYPE …] [--repeats N] [--software] [--clock cpu]
 
 The model is of the phi3-mini shape with random weights (tools/random_gguf.py) in 4 and 8 bits; with
 --quick of the smollm2-135m shape in 4. Rows are named SHAPE WEIGHTS PHASE DEVICE: ms/token, J/token
 over the idle machine (benchmarks/energy.py; no such rows where nothing can be read, which the
 record says), `bandwidth`: bytes of the matrices that a decoded token reads, by its time, in percent
 of the bytes that the device reads and writes in a second when it copies. Ours is what a session
-gets, with the choice of the likeliest token. The peer is llama-bench on the same device: with
-Vulkan at its best flags (benchmarks/text_gpu.py). Its energy is what two more repetitions take.
-`gpu against cpu` holds our GPU against our CPU.
+gets, with the choice of the likeliest token. The peer is llama.cpp on the same device, at its best
+flags (benchmarks/llama_peer.py, text_gpu.py), in turn with ours. Its energy is what two more
+repetitions take. `gpu against cpu` holds our GPU against our CPU. With `--clock cpu` CPU rows are
+milliseconds of all threads on CPUs: what other programs on the machine change less; what the copy
+rate allows is then no share of theirs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common, energy, peers, text_cpu, text_gpu
+from benchmarks.llama_peer import CLOCKS, LlamaPeer, Stopwatch, Took
 from engine import bench_probe
 from engine.backends.base import Backend
 from engine.backends.cpu import CpuBackend
@@ -34,16 +37,16 @@ from tools import random_gguf
 
 PROMPT, NEW = 128, 32
 PREFILL, DECODE = f"prefill{PROMPT}", "decode"
-PeerRate = Callable[[str, int], list[float]]  # phase, repeats -> tokens/s of each
+PeerTimes = Callable[[str, int], list[Took]]  # phase, repeats -> seconds a token of each
 
 _meter: energy.Meter | None = None
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a token takes: milliseconds, and joules where they are known."""
+    """What a token takes: time, and joules where they are known."""
 
-    ms: float
+    took: Took  # seconds
     joules: float | None
 
 
@@ -60,22 +63,17 @@ def once(state: State) -> dict[str, Cost]:
     request = Request("generate", "a" * (PROMPT - ids + 1), settings={"max_tokens": NEW + 1})
     state.common([])
     generation = Generation(state, request)
-    stats: dict[str, float] = {}
 
     def until(delivered: int) -> None:
         while generation.delivered < delivered and not generation.finished:
-            for event in generation.step():
-                stats.update(getattr(event, "stats", {}))
+            generation.step()
 
-    joules = {
-        PREFILL: meter().joules(lambda: until(1)),
-        DECODE: meter().joules(lambda: until(NEW + 1)),
-    }
     costs = {}
-    for phase, name in ((PREFILL, "prefill"), (DECODE, "decode")):
-        tokens, spent = stats[f"{name}_tokens"], joules[phase]
-        each = None if spent is None else spent / tokens
-        costs[phase] = Cost(1e3 * stats[f"{name}_s"] / tokens, each)
+    for phase, upto, tokens in ((PREFILL, 1, PROMPT), (DECODE, NEW + 1, NEW)):
+        with Stopwatch() as watch:
+            joules = meter().joules(lambda n=upto: until(n))  # type: ignore[misc]
+        each = Took(watch.took.wall / tokens, watch.took.cpu / tokens)
+        costs[phase] = Cost(each, None if joules is None else joules / tokens)
     return costs
 
 
@@ -86,13 +84,24 @@ def _peer_joules(run: Callable[[int], object], tokens: int) -> float | None:
 
 
 def _device_rows(
-    backend: Backend, title: str, device: str, file: Path, peer: PeerRate | None, repeats: int
+    backend: Backend,
+    title: str,
+    device: str,
+    file: Path,
+    peer: PeerTimes | None,
+    repeats: int,
+    clock: str,
 ) -> Iterator[common.Row]:
     """The rows of one model on one device."""
     model = TextModel.load(file, str(file.with_suffix(".pvrm")), backend)
     state = model.state(PROMPT + NEW + 32)
     once(state)  # warm
-    runs = [once(state) for _ in range(repeats)]
+    runs: list[dict[str, Cost]] = []
+    others: dict[str, list[Took]] = {PREFILL: [], DECODE: []}
+    for _ in range(repeats):
+        runs.append(once(state))
+        for phase in others if peer else ():
+            others[phase] += peer(phase, 1)
     state.close()
     model.close()
     shape, weights = title.split()
@@ -100,11 +109,12 @@ def _device_rows(
     copy = bench_probe.measure(backend, quick=True).copy
     peer_name = "llama.cpp" if peer else "no peer"
     for phase, tokens in ((PREFILL, PROMPT), (DECODE, NEW)):
-        mine = statistics.median(run[phase].ms for run in runs)
-        rate = statistics.median(peer(phase, repeats)) if peer else None
-        theirs = 1e3 / rate if rate else None
+        mine = 1e3 * statistics.median(run[phase].took.by(clock) for run in runs)
+        times = [took.by(clock) for took in others[phase]]
+        theirs = 1e3 * statistics.median(times) if times else None
         name = f"{title} {phase} {device}"
-        yield common.row(name, "ms / token", mine, theirs, peer_name)
+        unit = "ms / token" if clock == "wall" else "ms / token of CPU"
+        yield common.row(name, unit, mine, theirs, peer_name)
         spent = [run[phase].joules for run in runs]
         if known := [j for j in spent if j is not None]:
             other = _peer_joules(lambda n, p=phase: peer(p, n), tokens) if peer else None  # type: ignore[misc]
@@ -112,31 +122,36 @@ def _device_rows(
             yield common.Row(
                 f"{name} energy", "J / token", statistics.median(known), other, peer_name, ratio
             )
-        if phase == DECODE:
+        if phase == DECODE and clock == "wall":
             part = 100 * nbytes / copy * 1e3
             share = None if theirs is None else part / theirs
             yield common.row(f"{name} bandwidth", "% of copy rate", part / mine, share, peer_name)
 
 
-def _cpu_peer(file: Path, threads: int) -> PeerRate:
-    bench = peers.llama_cpp() / "llama-bench"
-    return lambda phase, repeats: [
-        text_cpu.peer(bench, file, phase, threads) for _ in range(repeats)
-    ]
+def _cpu_peer(peer: LlamaPeer) -> PeerTimes:
+    names = {PREFILL: PREFILL, DECODE: f"{DECODE}{NEW}"}
+    peer.choose(list(names.values()))
+
+    def times(phase: str, repeats: int) -> list[Took]:
+        tokens = PROMPT if phase == PREFILL else NEW
+        runs = [peer.run(names[phase]) for _ in range(repeats)]
+        return [Took(run.wall / tokens, run.cpu / tokens) for run in runs]
+
+    return times
 
 
-def _gpu_peer(file: Path, software: bool, repeats: int) -> PeerRate | None:
+def _gpu_peer(file: Path, software: bool, repeats: int) -> PeerTimes | None:
     folder = peers.llama_vulkan()
     if folder is None:
         return None
     peer = text_gpu.Peer(folder / "llama-bench", file, software, NEW)
     best = peer.best([PREFILL, DECODE], repeats)
 
-    def rate(phase: str, times: int) -> list[float]:
+    def times(phase: str, repeats: int) -> list[Took]:
         way = best[phase][1]
-        return peer.samples([phase], way, times)[phase, way]
+        return [Took(1 / rate, 0.0) for rate in peer.samples([phase], way, repeats)[phase, way]]
 
-    return rate
+    return times
 
 
 def _gpu(software: bool) -> Backend | None:
@@ -158,12 +173,14 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     rows: list[common.Row] = []
     for weights in kinds:
         title, file = f"{shape} {weights}", text_cpu.model_file(shape, weights)
-        mine = list(_device_rows(cpu, title, "cpu", file, _cpu_peer(file, args.threads), repeats))
+        with LlamaPeer(file, args.threads, args.clock) as llama:
+            side = _cpu_peer(llama)
+            mine = list(_device_rows(cpu, title, "cpu", file, side, repeats, args.clock))
         rows += mine
         if gpu is None:
             continue
         peer = _gpu_peer(file, gpu.info.software, repeats)
-        fast = list(_device_rows(gpu, title, "gpu", file, peer, repeats))
+        fast = list(_device_rows(gpu, title, "gpu", file, peer, repeats, "wall"))
         rows += fast
         slow = {row.name.removesuffix(" cpu"): row.ours for row in mine if row.unit == "ms / token"}
         for row in fast:
@@ -185,6 +202,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=random_gguf.SHAPES)
     parser.add_argument("--weights", nargs="+", choices=random_gguf.WEIGHTS)
     parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--software", action="store_true", help="a CPU as a Vulkan device, too")
 
 
