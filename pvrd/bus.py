@@ -95,11 +95,11 @@ def _clean(value: Any) -> Any:
 
 def _sound(message: Message) -> bool:
     """Can it be dealt with and answered? A bus writes the sender down itself, and passes no header
-    fields of wrong types: this is for a broken one.
+    fields of wrong types and no serial number 0: this is for a broken one.
     """
     sender, answered = message.sender, message.reply_serial
     named = not sender or (isinstance(sender, str) and bool(is_bus_name_valid(sender)))
-    return named and (answered is None or isinstance(answered, int))
+    return named and message.serial != 0 and (answered is None or isinstance(answered, int))
 
 
 @dataclass

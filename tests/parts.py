@@ -78,12 +78,14 @@ class Lanes:
                 print(f"{clock()} {part} begins", flush=True)
                 process = self._running[part] = self._begin(part)
             began = time.monotonic()
-            code = process.wait()
+            _, status, used = os.wait4(process.pid, 0)  # and all that it waited for itself
+            code = process.returncode = os.waitstatus_to_exitcode(status)
             with self._lock:
                 del self._running[part]
                 self.codes[part] = code
-                took = time.monotonic() - began
-                print(f"\n{clock()} {part}: exit status {code} after {took:.0f} s", flush=True)
+                took, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
+                print(f"\n{clock()} {part}: exit status {code} after {took:.0f} s, "
+                      f"{cpu:.0f} s of a processor", flush=True)  # fmt: skip
                 print((LOGS / f"{part}.log").read_text(errors="replace"), flush=True)
 
     def _begin(self, part: str) -> subprocess.Popen[bytes]:

@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.fuzz import sessions
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -564,4 +566,6 @@ TARGETS: dict[str, Target] = {
     "worker": Target(worker, worker_seeds),
     "bus": Target(bus, bus_seeds),
     "config": Target(config, config_seeds),
+    "text_session": Target(sessions.text, sessions.text_seeds),
+    "video_session": Target(sessions.video, sessions.video_seeds),
 }
