@@ -8,7 +8,8 @@ a worker sets as pvrd tells it. Where nothing is set a slice is as large as its 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 MARGIN = 0.9  # of the time is aimed at
 
@@ -32,6 +33,16 @@ class Aside:
     """What the process spends beside its work: on computing samples of it again."""
 
     seconds: float = 0.0
+    _lately: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
+
+    def add(self, seconds: float) -> None:
+        """So much until now."""
+        self.seconds += seconds
+        self._lately.append((time.monotonic(), seconds))
+
+    def since(self, then: float) -> float:
+        """Of late, what was not over yet then (CLOCK_MONOTONIC seconds)."""
+        return sum((min(s, ended - then) for ended, s in self._lately if ended > then), 0.0)
 
 
 ASIDE = Aside()

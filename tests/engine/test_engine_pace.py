@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine import pace
 from engine.backends.cpu import CpuBackend
 from engine.pace import LIMIT
 from engine.text import generate
@@ -78,3 +79,18 @@ def test_tokens_in_one_slice_are_as_many_as_the_time_allows(
     monkeypatch.setattr(LIMIT, "scale", 0.5)
     again, counts = slices(state, "tell me", max_tokens=24)
     assert (again, max(counts)) == (ids, 4)
+
+
+def test_what_was_aside_of_a_time_and_the_clock_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(pace, "ASIDE", pace.Aside())
+    began = pace.clock()
+    for ends, seconds in ((11.0, 0.5), (12.0, 1.0), (13.0, 0.25)):
+        now[0] = ends
+        pace.ASIDE.add(seconds)
+    assert pace.clock() - began == 3.0 - 1.75
+    assert [pace.ASIDE.since(then) for then in (10.0, 11.0, 11.75, 12.5, 13.0)] == [
+        1.75, 1.25, 0.5, 0.25, 0.0
+    ]  # fmt: skip

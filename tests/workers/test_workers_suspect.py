@@ -13,6 +13,7 @@ import pytest
 
 from engine.backends.base import NOTHING
 from engine.backends.crosscheck import CheckedBackend
+from engine.pace import LIMIT
 from engine.text.generate import Generation, Request
 from engine.text.model import TextModel
 from engine.video import frames
@@ -158,13 +159,17 @@ def test_a_frame_is_begun_again(ring: Ring) -> None:
     fd = os.open(FAST, os.O_RDONLY)
     models.load({"model": "m", "kind": "video"}, fd)
     os.close(fd)
+    streams = LIMIT.streams
     task = VideoTask(models, ring.message(), ring.fd, lambda m: said.append(dict(m)))
+    assert LIMIT.streams == streams + 1
     ring.put(0, 0)
     task.submit({"seq": 0, "slot": 0})
     while task.ready():
         task.step()
     (done,) = [m for m in said if m["t"] == "frame.done"]
     assert (done["status"], done["tiles_fallback"]) == (0, 0)
+    assert done["aside_ms"] > 0
     assert list(inner.aside) == ["conv3x3.oc8"]
     assert same(ring.get(0), ring.expected(0))
     task.close()
+    assert LIMIT.streams == streams
