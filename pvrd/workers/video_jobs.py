@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from engine.backends.crosscheck import Suspect
 from engine.errors import DeviceLost, InvalidArgument, PvrError
+from engine.pace import ASIDE, LIMIT, clock
 from engine.video.chain import Enlarger, Plain, check_size, choose
 from engine.video.frames import Bytes, FrameFormat, planes_of, views
 from engine.video.upscale import Planes, as_planes
@@ -125,6 +126,7 @@ class Frame:
     fresh: bool = False  # the slots were written to by others since the session's last frame here
     lease: int = 0  # CLOCK_MONOTONIC ns from which on it is another's, 0: never
     came: float = 0.0  # CLOCK_MONOTONIC seconds
+    issued: float = 0.0  # by pvrd
     begun: bool = False
     plain: bool = False  # finished by plain interpolation
     seconds: float = 0.0  # spent on it so far
@@ -173,6 +175,7 @@ class VideoTask:
         families = [message["models"], *(message.get("levels") or [])]
         self._levels = [Level([str(key) for key in keys]) for keys in families]
         self._precision = ""
+        self._streams = 0  # that LIMIT knows of it
         self._last = 0  # the level of the last frame
         self._adopted = models.backend.adopt(np.frombuffer(ring, np.uint8), fd)
         try:
@@ -181,6 +184,8 @@ class VideoTask:
             self._forget_ring()
             raise
         self._tell_ready(takes)
+        self._streams = 1
+        LIMIT.streams += 1
 
     def _open(self, level: Level, measure: bool) -> float | None:
         """Makes a level's pipeline; seconds of a frame, by a trial. What cannot be made is left
@@ -263,6 +268,7 @@ class VideoTask:
             raise InvalidArgument(f"The session has no level {level}.")
         frame = Frame(int(message["seq"]), slot, int(message.get("deadline_ns") or 0), level)
         frame.came = time.monotonic()
+        frame.issued = int(message.get("issued_ns") or 0) / 1e9 or frame.came
         frame.fresh, frame.lease = bool(message.get("fresh")), int(message.get("lease_ns") or 0)
         self._frames.append(frame)
 
@@ -277,14 +283,14 @@ class VideoTask:
         """
         plain = (f for f in self._frames if not self._levels[f.level].keys)
         frame = next(plain, self._frames[0])
-        began = time.perf_counter()
+        began = clock()
         try:
             if devices.doubt(self._models.backend, self._pipeline(frame).executable) is not None:
                 self._again(frame)
             return self._slice(frame, began)
         except Suspect:
             self._again(frame)
-            frame.seconds += time.perf_counter() - began
+            frame.seconds += clock() - began
             return True
 
     def _pipeline(self, frame: Frame) -> Enlarger | Plain:
@@ -307,7 +313,7 @@ class VideoTask:
         if frame.deadline and not frame.lease and self._late(frame.deadline, level):
             frame.plain = True
             pipeline.finish_plainly()
-            done, self._quick_s = True, time.perf_counter() - began
+            done, self._quick_s = True, clock() - began
             level.slice_s *= 0.9  # or one long slice would be the last one ever
         else:
             try:
@@ -315,8 +321,8 @@ class VideoTask:
             except Expired:
                 return self._give_up(frame)
             # A slice takes about as long as the longest of late.
-            level.slice_s = max(time.perf_counter() - began, 0.9 * level.slice_s)
-        frame.seconds += time.perf_counter() - began
+            level.slice_s = max(clock() - began, 0.9 * level.slice_s)
+        frame.seconds += clock() - began
         if done:
             self._frames.remove(frame)
             self._done(frame)
@@ -347,10 +353,15 @@ class VideoTask:
             {
                 "t": "frame.done", "session": self.session, "seq": frame.seq, "slot": frame.slot,
                 "level": frame.level, "given_up": True, "part": round(part, 4),
-                "ms": round(frame.seconds * 1000, 3),
+                "ms": round(frame.seconds * 1000, 3), **self._aside(frame),
             }
         )  # fmt: skip
         return True
+
+    def _aside(self, frame: Frame) -> dict[str, float]:
+        """What was computed again while it was here, its own slices and others'."""
+        aside = ASIDE.since(frame.issued)
+        return {"aside_ms": round(1000 * aside, 3)} if aside else {}
 
     def _late(self, deadline: int, level: Level) -> bool:
         """Would another slice leave too little time for plain interpolation?"""
@@ -372,6 +383,7 @@ class VideoTask:
             "tiles_reused": pipeline.tiles_reused,
             "tiles_cpu": pipeline.tiles_cpu,
             "times": self.spans.take(max(0.0, self._free - frame.came)),
+            **self._aside(frame),
         }
         self._free = time.monotonic()
         if self._mapped:
@@ -379,6 +391,8 @@ class VideoTask:
         self._send(message)
 
     def close(self) -> None:
+        LIMIT.streams -= self._streams
+        self._streams = 0
         self._frames.clear()
         self._slots.clear()  # the ring is unmapped with the last view of it
         for level in self._levels:
