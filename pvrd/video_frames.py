@@ -203,6 +203,7 @@ class Line:
                 "t": "frame", "session": seat.id, "seq": submit.seq, "slot": submit.slot,
                 "level": at, "fresh": self._last is not seat, "lease_ns": int(1e9 * lease),
                 "deadline_ns": int(1e9 * (min(lease, deadline) if lease else deadline)),
+                "issued_ns": int(1e9 * now),
             }
         )  # fmt: skip
         self._last = seat
@@ -226,18 +227,23 @@ class Line:
         if frame is None or frame.answer is not None:
             return  # it is over; its slot is free for the next one now
         mine, took = frame.seat is seat, now - max(frame.issued, before)
+        # What the worker computed again meanwhile tells nothing of the level.
+        aside = message.get("aside_ms")
+        aside = min(max(aside / 1e3, 0.0), took) if isinstance(aside, (int, float)) else 0.0
+        took -= aside
         if message.get("given_up"):
             if mine:
                 part = message.get("part")
                 if isinstance(part, float) and part > 0.05:
                     took /= part
-                self._ladder.done(now, frame.level, took, frame.budget, False)
+                fine = aside > 0 and took <= (frame.budget or 0.0)
+                self._ladder.done(now, frame.level, took, frame.budget, fine)
                 frame.seat = None
                 self._rescue(frame, now)
             return
         deadline = frame.submit.deadline / 1e9
         if mine:
-            fine = not deadline or now <= deadline
+            fine = not deadline or now - aside <= deadline
             self._ladder.done(now, frame.level, took, frame.budget, fine)
         # Done after all, by whom it was taken from, it is the better one.
         place = seat, message.get("level", 0)
