@@ -76,6 +76,7 @@ OPTIONS = {
     "out_height": "u",
     "unchanged": "s",
     "adapt": "b",
+    "interpolate": "b",
     "tile_map": "b",
     "precision": "s",
     "slots": "u",

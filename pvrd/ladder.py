@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """By which level a frame is made: the session's own network, smaller ones, the CPU, interpolation.
 
-A pure class: time and measurements are given to it. It falls as soon as a frame would be, or was,
-too late, and climbs by trials of one frame. A trial that fails costs that frame its quality, not
-its deadline (it is interpolated), and the next one at that level waits twice as long, so that a
-constant load is tried ever more rarely.
+A pure class: time and measurements are given to it. It falls when frames would be, or were, too
+late: a level that had held for a while is forgiven FORGIVEN of them, since each costs its quality
+alone (it is interpolated). It climbs by trials of one frame. The next one after a trial that failed
+waits twice as long, so that a constant load is tried ever more rarely; but from plain
+interpolation, where a trial costs no frame its quality, only ROOMY_S while its device has time to
+spare, and UNHELD_S where the level was reached and did not hold.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +20,26 @@ FIT = 0.85  # of the time that there is: what a level may be expected to take
 FIRST_S, MOST_S = 1.0, 60.0  # from a fall to the trial after it; doubled by each failure
 TRIAL_S = 0.5  # from one trial to the next, of any level
 SLOW_S = 10.0  # at one level, before one is tried that was too slow when it was measured
+FORGIVEN = 2  # frames that a level may be late with, if it had held
+HELD_S = 1.0  # in use without such a frame: then it had
+ROOMY_S, UNHELD_S = 2.0, 8.0  # between trials from plain interpolation, where there is time
+SPARE, IDLE = 0.9, 0.5  # of the time to spare may be asked for; a device that is free enough
+APART_S = 0.1  # from one session's trial to another one's
+USE_S = 1.0  # the time over which the use of a device is taken
 GAP_S = 0.002  # a client that waits for less does not pace its frames
 NOTHING: Mapping[int, str] = {}
+
+
+@dataclass(frozen=True)
+class Spare:
+    """Time of a device that no frames take: seconds in a frame's interval, and 0..1 of all."""
+
+    seconds: float
+    part: float
+
+
+NONE = Spare(0.0, 0.0)
+NO_TIME: Mapping[str, Spare] = {}
 
 
 @dataclass
@@ -32,6 +53,7 @@ class Level:
     wait: float = FIRST_S  # to the next trial, should it fail
     after: float = 0.0  # no trial before
     since: float = field(default=float("-inf"))  # it is, or was last, in use from then on
+    again: float = float("-inf")  # no trial before, where there is time to spare
 
 
 class Ladder:
@@ -44,6 +66,8 @@ class Ladder:
         self.changes = 0
         self._trial: int | None = None
         self._tried = float("-inf")
+        self._missed = FORGIVEN  # frames that were late, or would have been, of late
+        self._miss = float("-inf")  # the last of them
         self._share = 1.0
 
     def know(self, level: int, seconds: float) -> None:
@@ -67,16 +91,19 @@ class Ladder:
         barred: Mapping[int, str] = NOTHING,
         calm: bool = True,
         wait: float = 0.0,
+        spare: Mapping[str, Spare] = NO_TIME,
     ) -> int | None:
         """The level for the next frame; None when all are barred.
 
         budget: seconds that the frame may take, None without a limit. barred: levels that cannot be
         used now, and why. calm: no other frame waits, so that one may try a better level. wait:
-        seconds until the device of the present level is free.
+        seconds until the device of the present level is free. spare: what devices (gpu, cpu) have.
         """
         free = [i for i in range(len(self.levels)) if i not in barred]
         if not free:
             return None
+        here = self.levels[self.at]
+        here.since = max(here.since, now) if math.isinf(here.since) else here.since
         if budget is None:
             self._go(now, free[0], barred.get(0, ""))
             return free[0]
@@ -84,8 +111,10 @@ class Ladder:
             below = [i for i in free if i > self.at] or free[-1:]
             self._go(now, self._fitting(below, budget), barred[self.at])
         elif wait + self._expected(self.at) > budget and self.at != free[-1]:
+            if self._forgives(now):  # this one alone goes by a lower level
+                return self._fitting([i for i in free if i > self.at], budget, wait)
             self._fall(now, budget, free, wait)
-        if calm and (trial := self._due(now, budget, free)) is not None:
+        if calm and (trial := self._due(now, budget, free, spare)) is not None:
             self._trial, self._tried = trial, now
             return trial
         return self.at
@@ -95,9 +124,14 @@ class Ladder:
         one = self.levels[level]
         if not fine and budget is not None:
             took = max(took, budget / FIT)
+        trial = level == self._trial
+        last = level == len(self.levels) - 1
+        mine = level == self.at and not trial and not last
+        slow = budget is not None and (not fine or took > budget)
+        if mine and slow and self._forgives(now):
+            return  # it says nothing of the next one
         one.takes = took if one.takes is None else max(took, 0.8 * one.takes + 0.2 * took)
         one.alone = took if one.alone is None else min(took, one.alone)
-        trial = level == self._trial
         if trial:
             self._trial = None
         if budget is None:
@@ -108,7 +142,7 @@ class Ladder:
                 self._go(now, level, f"on the way up: {one.name} takes {_of(took, budget)}")
             else:
                 self._later(one, now)
-        elif level == self.at and not fine and level < len(self.levels) - 1:
+        elif mine and not fine:
             self._fall(now, budget, range(level, len(self.levels)))
 
     # -- how
@@ -133,6 +167,15 @@ class Ladder:
 
         return next(filter(fits, levels), levels[-1])
 
+    def _forgives(self, now: float) -> bool:
+        """A frame at the present level is late, or would be: is that no reason to leave it?"""
+        clean = now - max(self._miss, self.levels[self.at].since)
+        if clean > HELD_S:
+            self._missed = 0
+        self._missed += 1
+        self._miss = now
+        return self._missed <= FORGIVEN
+
     def _fall(
         self, now: float, budget: float, free: Sequence[int], wait: float = 0.0
     ) -> None:
@@ -142,21 +185,36 @@ class Ladder:
         if below:
             if now - one.since < 4 * one.wait:
                 self._later(one, now)  # it did not hold for long: as a trial that failed
+                one.again = now + UNHELD_S
             else:
                 one.wait, one.after = FIRST_S, now + FIRST_S
+                one.again = now + FIRST_S
             self._go(now, self._fitting(below, budget, wait), why)
 
     def _later(self, one: Level, now: float) -> None:
-        one.after = now + one.wait
+        one.again, one.after = now + ROOMY_S, now + one.wait
         one.wait = min(2 * one.wait, MOST_S)
 
-    def _due(self, now: float, budget: float, free: Sequence[int]) -> int | None:
+    def _roomy(self, at: int, now: float, spare: Mapping[str, Spare]) -> bool:
+        """Is there time for a level that plain interpolation stands in for?"""
+        one = self.levels[at]
+        if self.at < len(self.levels) - 1 or one.alone is None or now < one.again:
+            return False
+        there = spare.get(one.device, NONE)
+        return one.alone <= SPARE * there.seconds or there.part >= IDLE
+
+    def _due(
+        self, now: float, budget: float, free: Sequence[int], spare: Mapping[str, Spare]
+    ) -> int | None:
         """A better level that may be tried: the nearest that is fast enough alone, else the nearest
         that was not when it was measured.
         """
         if now - self._tried < TRIAL_S or now - self.levels[self.at].since < TRIAL_S:
             return None
-        due = [i for i in reversed(free) if i < self.at and self.levels[i].after <= now]
+        due = [
+            i for i in reversed(free)
+            if i < self.at and (self.levels[i].after <= now or self._roomy(i, now, spare))
+        ]  # fmt: skip
         quick = [i for i in due if (self.levels[i].alone or 0.0) <= FIT * budget]
         if quick:
             return quick[0]
@@ -171,6 +229,7 @@ class Ladder:
             self.changes += 1
             self.levels[level].since = now
             self._trial = None
+            self._missed, self._miss = FORGIVEN, now  # it has to hold first
             self.reason = why
         if level == 0:
             self.reason = ""
@@ -178,6 +237,35 @@ class Ladder:
 
 def _of(took: float, budget: float) -> str:
     return f"{1000 * took:.0f} ms of {1000 * budget:.0f}"
+
+
+class Use:
+    """What the frames of all sessions take of a device's time: 0..1, over the last USE_S or so. And
+    whose turn it is to try a better level: many at once would all be slow.
+    """
+
+    def __init__(self) -> None:
+        self._sum, self._at = 0.0, 0.0
+        self._tried = float("-inf")
+
+    def calm(self, now: float) -> bool:
+        """May a session try now?"""
+        return now >= self._tried + APART_S
+
+    def tries(self, now: float) -> None:
+        """It does."""
+        self._tried = now
+
+    def took(self, now: float, seconds: float) -> None:
+        """A frame, or what was done of one."""
+        self._sum, self._at = self._of(now) + max(seconds, 0.0), now
+
+    def part(self, now: float) -> float:
+        """Of all the time."""
+        return min(1.0, self._of(now) / USE_S)
+
+    def _of(self, now: float) -> float:
+        return self._sum * math.exp(min(0.0, self._at - now) / USE_S)
 
 
 class Pace:

@@ -95,6 +95,7 @@ VIDEO_SESSION: Mapping[str, Option] = {
     **ENLARGED,
     "unchanged": Option("str", "exact", choices=("exact", "tolerant", "off")),
     "adapt": Option("bool", True),
+    "interpolate": Option("bool", True),
     "slots": Option("int", low=1, high=16),
     "device": DEVICE,
     "priority": PRIORITY,

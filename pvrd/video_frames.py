@@ -2,7 +2,8 @@
 """The frames of a video session, from SUBMIT to the answer: who makes each, and by when.
 
 A frame with a deadline is lent to a worker until there is just time left to interpolate it: then
-the floor, or whoever is there, does that. What nobody can make is dropped soon after its deadline.
+the floor, or whoever is there, does that, or it is dropped for a client that wants to do it itself.
+What nobody can make is dropped soon after its deadline.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pvrd.ladder import Ladder, Pace
+from pvrd.ladder import Ladder, Pace, Spare
 from pvrd.slot_socket import DEVICES, DONE, DROP, SlotMessage
 from pvrd.stats import Stats
 from pvrd.video_seat import Seat
@@ -42,9 +43,9 @@ class Frame:
     answer: SlotMessage | None = None
     tried: set[Seat] = field(default_factory=set)  # seats that were to interpolate it
 
-    def drop(self) -> None:
-        """Nobody makes it."""
-        self.seat = None
+    def drop(self, level: int = 0) -> None:
+        """Nobody makes it; level: of plain interpolation, which is left to the client."""
+        self.seat, self.level = None, level
         self.answer = SlotMessage(DROP, self.submit.seq, self.submit.slot, pts=self.submit.pts)
 
 
@@ -53,6 +54,7 @@ class Line:
 
     places: for each level of the ladder the seat that has it and its number there; of a session
     that adapts the last one is plain interpolation, which each seat has as a further level.
+    interpolate: False where that is left to the client.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Line:
         pace: Pace,
         adapt: bool,
         stats: Stats,
+        interpolate: bool = True,
     ) -> None:
         self.frames: deque[Frame] = deque()
         self.timed = False  # the client has deadlines, or a pace
@@ -71,6 +74,7 @@ class Line:
         self.times = dict.fromkeys(PARTS, 0.0)  # milliseconds of all frames
         self._places, self._seats, self._ladder, self._pace = places, seats, ladder, pace
         self._adapt, self._stats = adapt, stats
+        self._leaves = adapt and not interpolate
         self._last: Seat | None = None  # that was given the last frame
         self._plain = len(places) - 1
 
@@ -85,7 +89,7 @@ class Line:
 
     def _rescue_at(self, frame: Frame) -> float:
         """When it has to be interpolated (CLOCK_MONOTONIC seconds)."""
-        plain_s = self._ladder.levels[self._plain].takes or 0.0
+        plain_s = 0.0 if self._leaves else self._ladder.levels[self._plain].takes or 0.0
         return frame.submit.deadline / 1e9 - 1.25 * plain_s - SPARE_S
 
     @property
@@ -126,6 +130,9 @@ class Line:
         """Plain interpolation, by the floor or else by any worker that answers."""
         if frame.seat is not None:
             self._ladder.done(now, frame.level, now - frame.issued, frame.budget, False)
+        if self._leaves:
+            frame.drop(self._plain)
+            return
         floor = self._places[self._plain][0]
         for seat in (floor, *self._seats):
             if seat.ready and seat not in frame.tried and not self.stuck(seat):
@@ -135,10 +142,13 @@ class Line:
                 self._give(frame, seat, self._plain, now, None)
                 return
 
-    def stuck(self, seat: Seat) -> bool:
-        """Does it still have a frame that was taken from it?"""
+    def stuck(self, seat: Seat, now: float | None = None) -> bool:
+        """Does it still have a frame that was taken from it? now: longer than it may need to say
+        that it gave it up.
+        """
         making = {f.submit.seq for f in self.frames if f.seat is seat}
-        return any(seq not in making for seq in seat.held)
+        taken = [seq for seq in seat.held if seq not in making]
+        return any(now is None or now > seat.leases.get(seq, 0.0) + WORD_S for seq in taken)
 
     # -- giving
 
@@ -151,11 +161,23 @@ class Line:
             if any(self._writes(seat, slot, seq, now) for seat in self._seats):
                 continue
             budget, wait = self._budget(frame, now)
-            calm = not any(seat.held for seat in self._seats)
-            level = self._ladder.pick(now, budget, barred, calm, wait)
+            calm = not any(seat.held or not seat.use.calm(now) for seat in self._seats)
+            level = self._ladder.pick(now, budget, barred, calm, wait, self._spare(now))
+            if level == self._plain and self._leaves:
+                frame.drop(level)
+                continue
             if level is None or not self._places[level][0].has_room():
                 return
+            if level < self._ladder.at:
+                self._places[level][0].use.tries(now)
             self._give(frame, self._places[level][0], level, now, budget)
+
+    def _spare(self, now: float) -> dict[str, Spare]:
+        """What devices have to spare, by what frames took of late."""
+        interval = self._pace.interval or 0.0
+        uses = {seat.worker.kind: seat.use for seat in self._seats if seat.ready}
+        parts = {kind: 1.0 - use.part(now) for kind, use in uses.items()}
+        return {kind: Spare(interval * part, part) for kind, part in parts.items()}
 
     def _writes(self, seat: Seat, slot: int, seq: int, now: float) -> bool:
         """May the seat be writing another frame into the slot? Its lease is over, but it has not
@@ -223,6 +245,8 @@ class Line:
 
     def done(self, seat: Seat, message: Mapping[str, Any], before: float, now: float) -> None:
         """A worker's last word about a frame. before: when it said its last one before that."""
+        ms = message.get("ms")
+        seat.use.took(now, ms / 1e3 if isinstance(ms, (int, float)) else 0.0)
         frame = next((f for f in self.frames if f.submit.seq == message.get("seq")), None)
         if frame is None or frame.answer is not None:
             return  # it is over; its slot is free for the next one now

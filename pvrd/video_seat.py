@@ -51,6 +51,7 @@ class Seat:
         self.session = session
         self.id = session.id + name
         self.worker = worker
+        self.use = worker.use
         self.ways = list(ways)
         self.needed = needed
         self.ready = False

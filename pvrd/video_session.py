@@ -82,6 +82,7 @@ class VideoSession(Session):
         self.layout = layout
         self.charge = layout.ring_bytes
         self.adapt: bool = chosen["adapt"]
+        self._interpolate: bool = chosen["interpolate"]
         self._asked_share = self.share
         self._wishes = {key: chosen[key] for key in ("tile", "overlap", "unchanged", "precision")}
         self._wishes["map"] = chosen["tile_map"]
@@ -142,7 +143,7 @@ class VideoSession(Session):
             self._ladder.know(len(names) - 1, QUICK_S * pixels)
         self._line = Line(
             self._places, self._all, self._ladder, Pace(self.layout.slots), self.adapt,
-            self.core.stats,
+            self.core.stats, self._interpolate,
         )  # fmt: skip
 
     def open(self) -> None:
@@ -476,11 +477,15 @@ class VideoSession(Session):
     def _barred(self) -> dict[int, str]:
         """Levels that cannot be used now, and why."""
         decision, gpu = self.core.supervisor.decision, self.core.supervisor.gpu
-        stuck = {seat.worker.kind for seat in self._all if self._line.stuck(seat)}
+        now = time.monotonic()
+        stuck = {seat.worker.kind for seat in self._all if self._line.stuck(seat, now)}
         governed = self.choice == "auto" and decision.device == "cpu"
         out: dict[int, str] = {}
         for at, (seat, i) in enumerate(self._places):
             kind = seat.worker.kind
+            left = at == len(self._places) - 1 and self.adapt and not self._interpolate
+            if left and self._line.timed:
+                continue  # the client does it
             if governed and kind == "gpu":
                 out[at] = decision.reason or "the governor keeps the GPU free"
             elif not seat.ready or i in seat.left_out:
@@ -531,6 +536,8 @@ class VideoSession(Session):
         if answer.type == DROP:
             self.dropped += 1
             stats.frames_dropped += 1
+            if frame.level:
+                self._tell_level(frame.level)
         else:
             self.done_count += 1
             stats.frames_done += 1

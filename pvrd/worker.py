@@ -16,6 +16,7 @@ from pvrd import link, systemd
 from pvrd.config import Config
 from pvrd.errors import from_name
 from pvrd.inbox import Inbox, WorkerLost, WorkerReleased
+from pvrd.ladder import Use
 from pvrd.models import Model
 from pvrd.worker_life import Life
 from pvrd.worker_models import Loadings
@@ -34,6 +35,7 @@ class Worker(Life):
         self.on_work: Callable[[], None] | None = None  # a job came here, or got on
         self.on_canary: Callable[[], None] | None = None
         self.canary: dict[str, float] = {}  # its last word: ratio, busy, slices
+        self.use = Use()  # by frames
         self.used_at = 0.0  # when it last had something to do
         self._canary_at = 0.0
         self._routes: dict[tuple[str, str], Inbox] = {}

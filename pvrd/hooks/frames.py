@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live frames through pvrd: each comes back once, in order and enlarged, whatever happens to the
-daemon. While there is none they are scaled plainly, and it is asked for again every second. Only
-frames whose deadline is over are left out, as long as others come.
+daemon. While there is none they are scaled plainly, and it is asked for again every second. So are
+frames with a deadline that pvrd makes by no network in time: pvrd says so as soon as it knows, and
+when it says nothing the frame is not waited for. Only frames whose deadline is over when their turn
+comes are left out, as long as others come.
 
 One thread feeds, another takes:
 
@@ -13,10 +15,12 @@ One thread feeds, another takes:
 from __future__ import annotations
 
 import contextlib
+import math
+import select
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -33,13 +37,15 @@ from pvrd.errors import (
 from pvrd.hooks.plain import scalers
 
 if TYPE_CHECKING:
-    from pvrd.client_video import Planes, VideoSession
+    from pvrd.client_video import Done, Planes, VideoSession
 
 RETRY_S = 1.0
 START_S = 10.0
 TIDY_S = 30.0  # signals that nobody reads are taken off the bus so often
 PLAIN_AT_ONCE = 4
 FREEZE_S = 0.25  # after so long without a frame even a late one is shown
+PLAIN_S, PLAIN_MOST_S = 0.004, 0.02  # that a frame takes here, until it was measured; reckoned with
+SPARE_S = 0.003  # for turns of threads, and the way on
 # What another try would not mend.
 _FINAL = (InvalidArgument, UnknownModel, BadModel, UnsupportedModel, NotAuthorized)
 
@@ -72,7 +78,7 @@ class Result:
     was scaled plainly here, `degraded` says that pvrd made it by less than its network."""
 
     ticket: Any
-    planes: Planes
+    planes: Planes  # or what `plain` made of them, where device is empty
     device: str
     degraded: bool
 
@@ -84,6 +90,7 @@ class _Entry:
     video: VideoSession | None = None  # where it is under way, in `slot`
     slot: int = 0
     planes: Planes | None = None  # its own copy where there was no session
+    due: float = 0.0  # CLOCK_MONOTONIC seconds, 0: any time will do
     flushed: bool = False
 
 
@@ -101,6 +108,7 @@ class Frames:
         bus: as Client's.
         depth: at most so many frames under way.
         start: seconds that the first frame waits for a session that is being opened.
+        plain: scales the planes of a frame here; else numpy does.
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class Frames:
         bus: str | None = None,
         depth: int = 4,
         start: float = START_S,
+        plain: Callable[[Planes], Any] | None = None,
     ) -> None:
         self.shape = shape
         self.done = self.plain = 0  # frames that came back, and those of them scaled here
@@ -124,11 +133,16 @@ class Frames:
             "out_width": out[0], "out_height": out[1], "slots": depth,
         }  # fmt: skip
         self._bus, self._start = bus, start
-        self._scalers = scalers(shape.planes(), shape.planes(*out), shape.pixel)
+        made = [] if plain else scalers(shape.planes(), shape.planes(*out), shape.pixel)
+        self._plain = plain or (
+            lambda planes: [scale(plane) for scale, plane in zip(made, planes, strict=True)]
+        )
+        self._plain_s = PLAIN_S
         self._state = threading.Condition()
         self._order: deque[_Entry] = deque()
         self._video: VideoSession | None = None
         self._free: list[int] = []
+        self._over: dict[int, int] = {}  # frames (seq -> slot) that are waited for no more
         self._room = 0  # frames that the session takes at once
         self._held: _Entry | None = None  # whose planes the last Result shows
         self._seq = 0
@@ -167,8 +181,10 @@ class Frames:
                         video.receive()
                     self._serve(video)
             except _FINAL as error:
-                self._end(error)
-                return
+                if not self._knows(error):
+                    self._end(error)
+                    return
+                continue
             except (PvrdError, OSError) as error:
                 self._fail(str(error))
             except Exception as error:  # a fault here must not stop the camera
@@ -176,9 +192,16 @@ class Frames:
             with self._state:
                 self._state.wait_for(lambda: self._closed, RETRY_S)
 
+    def _knows(self, error: PvrdError) -> bool:
+        """Is it that an older daemon interpolates always? It is asked without that wish then."""
+        if "interpolate" not in str(error):
+            return False
+        return self._settings.pop("interpolate", None) is not None
+
     def _serve(self, video: VideoSession) -> None:
         with self._state:
             self._video, self._free = video, list(range(video.slots))
+            self._over.clear()
             self._room = min(video.credits, video.slots)
             self._tried, self.reason = True, ""
             self._state.notify_all()
@@ -208,13 +231,14 @@ class Frames:
                 entry.planes, entry.video = video.arrays(entry.slot), None
         if self._video is video:
             self._video = None
+            self._over.clear()
         self._state.notify_all()
 
     # -- frames
 
     def feed(self, planes: Sequence[Any], ticket: Any, deadline: int = 0) -> None:
         """Hands a frame over, (rows, samples) arrays of uint8 that are copied; `deadline` is
-        CLOCK_MONOTONIC in ns, 0 for none.
+        CLOCK_MONOTONIC in ns, 0 for none: take() returns the frame before that.
 
         Raises:
             Closed: close() was called.
@@ -222,13 +246,16 @@ class Frames:
         """
         with self._state:
             self._state.wait_for(lambda: self._tried or self._closed, self._start)
-            self._state.wait_for(lambda: self._closed or self._refused or self._has_room())
+            due = deadline / 1e9
+            self._state.wait_for(
+                lambda: self._closed or self._refused or self._has_room(), self._left(due)
+            )
             if self._closed:
                 raise Closed
             if self._refused:
                 raise self._refused
-            video, entry = self._video, _Entry(ticket)
-            if video is None:
+            video, entry = self._video, _Entry(ticket, due=due)
+            if video is None or not self._has_room():
                 entry.planes = [plane.copy() for plane in planes]
                 self._order.append(entry)
                 self._state.notify_all()
@@ -240,7 +267,8 @@ class Frames:
                 target[:] = plane
             self._order.append(entry)
             try:
-                video.submit(entry.seq, entry.slot, entry.seq, deadline)
+                told = max(1, int(1e9 * self._limit(due))) if due else 0
+                video.submit(entry.seq, entry.slot, entry.seq, told)
             except (PvrdError, OSError) as error:
                 self.reason = str(error)
                 self._lose(video)
@@ -249,8 +277,16 @@ class Frames:
     def _has_room(self) -> bool:
         if self._video is None:
             return len(self._order) < PLAIN_AT_ONCE
-        mine = sum(entry.video is self._video for entry in self._order)
+        mine = sum(entry.video is self._video for entry in self._order) + len(self._over)
         return bool(self._free) and mine < self._room
+
+    def _limit(self, due: float) -> float:
+        """The last moment at which a frame can be scaled here."""
+        return due - 1.5 * self._plain_s - SPARE_S
+
+    def _left(self, due: float) -> float | None:
+        """Seconds that a frame may still wait; None without a limit."""
+        return max(0.0, self._limit(due) - time.monotonic()) if due else None
 
     def take(self) -> Result:
         """The oldest frame, enlarged; waits for one.
@@ -267,36 +303,67 @@ class Frames:
                     raise Closed
                 entry = self._order[0]
                 video = entry.video
+                asked = video or (self._video if self._over else None)
             done = None
-            if video is not None:
+            if asked is not None:
                 try:
-                    done = video.receive()
+                    done = self._answer(asked, entry)
                 except (PvrdError, OSError, RuntimeError) as error:
                     with self._state:
                         self.reason = str(error)
-                        self._lose(video)
-                    continue
-                if done is None:
+                        self._lose(asked)
                     continue
             with self._state:
+                if self._closed:
+                    raise Closed
                 self._order.popleft()
                 self._held = entry
-                self._state.notify_all()
+                if done is None and video is not None and entry.video is video:
+                    self._over[entry.seq] = entry.slot
+                    entry.planes, entry.video = video.arrays(entry.slot), None
+                made = done is not None and not done.dropped
                 now = time.monotonic()
-                late = done is not None and done.dropped and now < self._last + FREEZE_S
+                late = bool(entry.due) and not made and entry.due < now < self._last + FREEZE_S
                 self.late += late
+                self._state.notify_all()
                 if entry.flushed or late:
                     self._give_back()
                     continue
                 self.done += 1
                 self._last = now
-            if done is not None and video is not None and not done.dropped:
+            if made and done is not None and video is not None:
                 return Result(entry.ticket, video.results(entry.slot), done.device, done.degraded)
-            source = entry.planes if video is None else video.arrays(entry.slot)
+            source = entry.planes if entry.video is None else entry.video.arrays(entry.slot)
             assert source is not None
-            made = [scale(plane) for scale, plane in zip(self._scalers, source, strict=True)]
+            planes = self._plain(source)
+            took = time.monotonic() - now
+            self._plain_s = min(PLAIN_MOST_S, max(took, 0.9 * self._plain_s + 0.1 * took))
             self.plain += 1
-            return Result(entry.ticket, list(made), "", True)
+            return Result(entry.ticket, planes, "", True)
+
+    def _answer(self, video: VideoSession, entry: _Entry) -> Done | None:
+        """What pvrd says of a frame; None when the time that it has is over. One that is not with
+        pvrd is not waited for, but what lies there is heard.
+
+        Raises:
+            PvrdError, OSError, RuntimeError: the session is over.
+        """
+        ready = select.poll()
+        ready.register(video, select.POLLIN)
+        while True:
+            left = self._left(entry.due) if entry.video is video else 0.0
+            if not ready.poll(None if left is None else math.ceil(1000 * left)):
+                return None
+            done = video.receive()
+            if done is None:
+                continue
+            if entry.video is video and done.seq == entry.seq:
+                return done
+            with self._state:
+                slot = self._over.pop(done.seq, None)
+                if slot is not None and video is self._video:
+                    self._free.append(slot)
+                self._state.notify_all()
 
     def _give_back(self) -> None:
         held, self._held = self._held, None

@@ -5,8 +5,8 @@
 
 Upstream's thread feeds frames to pvrd, a thread of the element's own pushes what comes back, so
 that several are under way. Serialised events wait until all frames before them are through. In a
-live pipeline each frame carries the moment at which it is due, and pvrd makes it by less than its
-network rather than late. Where there is no daemon, frames are scaled plainly
+live pipeline each frame carries the moment at which it is due. What pvrd makes by no network until
+then, and all while there is no daemon, is scaled plainly here, by GStreamer's own scaler
 (pvrd/hooks/frames.py).
 """
 
@@ -20,11 +20,11 @@ import gi
 
 gi.require_version("Gst", "1.0")
 gi.require_version("GstVideo", "1.0")
-import numpy as np  # noqa: E402
 from gi.repository import GObject, Gst, GstVideo  # noqa: E402
 
 from pvrd.errors import PvrdError  # noqa: E402
 from pvrd.hooks.frames import START_S, Closed, Frames, Result, Shape  # noqa: E402
+from pvrd.hooks.gst_plain import Scaler, buffers, filled, planes_in  # noqa: E402
 
 MOST = 8  # times larger, each side
 LARGEST = 16384
@@ -37,19 +37,6 @@ _PIXEL = {"I420": "i420", "NV12": "nv12"}
 _BESIDE = (Gst.EventType.FLUSH_START, Gst.EventType.CUSTOM_DOWNSTREAM_OOB)
 LATENCY_FRAMES = 2  # periods that a live frame may take: pvrd makes it by less, rather than late
 _FRAME_NS = 40_000_000  # of a stream that does not tell its rate
-
-
-def _planes(info: Any, memory: Any) -> list[Any]:
-    """The planes of a frame in a mapped buffer, as (rows, samples) arrays on it."""
-    height, width = info.height, info.width
-    half = ((height + 1) // 2, (width + 1) // 2)
-    shapes = [(height, width), half, half]
-    if info.finfo.format == GstVideo.VideoFormat.NV12:
-        shapes = [(height, width), (half[0], 2 * half[1])]
-    return [
-        np.ndarray(shape, np.uint8, memory, info.offset[i], (info.stride[i], 1))
-        for i, shape in enumerate(shapes)
-    ]
 
 
 def _structure(caps: Any, index: int = 0) -> Any:
@@ -122,7 +109,7 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
     )  # fmt: skip
     frames_plain = GObject.Property(
         type=GObject.TYPE_UINT64, default=0, nick="Plain",
-        blurb="Those of them that were scaled plainly, for want of a daemon",
+        blurb="Those of them that were scaled plainly, for want of a daemon or of time",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -138,6 +125,7 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         self.add_pad(self.srcpad)
         self._frames: Frames | None = None
         self._thread: threading.Thread | None = None
+        self._scaler: Scaler | None = None
         self._in: Any = None
         self._out: Any = None
         self._segment = Gst.Segment()
@@ -217,12 +205,14 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         )  # fmt: skip
         settings = {
             "model": self.model or None, "device": self.device, "priority": self.priority,
-            "adapt": self._live,
+            "adapt": self._live, "interpolate": not self._live,
         }  # fmt: skip
         # A live picture is there at once, however long models load.
         start = 0.0 if self._live else START_S
         size = out.width, out.height
-        frames = Frames(shape, size, settings, self.bus or None, start=start)
+        self._scaler = Scaler.of(info, out)
+        plain = None if self._scaler is None else self._scaler.scale
+        frames = Frames(shape, size, settings, self.bus or None, start=start, plain=plain)
         self._frames = frames
         self._thread = threading.Thread(
             target=self._push_all, args=(frames, out), name="pvrupscale", daemon=True
@@ -272,7 +262,7 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
                 if meta is not None:
                     info = info.copy()
                     info.stride, info.offset = list(meta.stride), list(meta.offset)
-                frames.feed(_planes(info, memory.data), ticket, self._deadline(running))
+                frames.feed(planes_in(info, memory.data), ticket, self._deadline(running))
         except Closed:
             return Gst.FlowReturn.FLUSHING
         except PvrdError as error:
@@ -304,11 +294,7 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         return int(time.monotonic_ns() + max(left, 1))
 
     def _push_all(self, frames: Frames, info: Any) -> None:
-        pool = Gst.BufferPool.new()
-        config = pool.get_config()
-        Gst.BufferPool.config_set_params(config, None, info.size, 2, 0)
-        pool.set_config(config)
-        pool.set_active(True)
+        pool = buffers(info)
         try:
             self._push_from(frames, info, pool)
         finally:
@@ -325,6 +311,8 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
                 self._flow = Gst.FlowReturn.ERROR
                 return
             buffer = self._buffer(pool, result, info)
+            if buffer is None:
+                continue  # the pipeline is ending
             self.frames_done, self.frames_plain = frames.done, frames.plain
             flow = self.srcpad.push(buffer)
             self._sent += 1
@@ -332,14 +320,18 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
                 self._flow = flow
                 frames.flush()
 
-    @staticmethod
-    def _buffer(pool: Any, result: Result, info: Any) -> Any:
-        _, buffer = pool.acquire_buffer(None)
-        with buffer.map(Gst.MapFlags.WRITE) as memory:
-            for target, plane in zip(_planes(info, memory.data), result.planes, strict=True):
-                target[:] = plane
-        buffer.pts, buffer.dts, buffer.duration, buffer.offset, buffer.offset_end = result.ticket
+    def _buffer(self, pool: Any, result: Result, info: Any) -> Any:
+        if self._scaler is not None and not result.device:
+            buffer = result.planes  # the scaler's
+        else:
+            buffer = filled(pool, info, result.planes)
+        if buffer is not None:
+            self._stamp(buffer, result)
         return buffer
+
+    @staticmethod
+    def _stamp(buffer: Any, result: Result) -> None:
+        buffer.pts, buffer.dts, buffer.duration, buffer.offset, buffer.offset_end = result.ticket
 
     def _drain(self) -> None:
         if self._frames is not None and self._thread is not threading.current_thread():
@@ -355,6 +347,9 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
             self._thread = None
+        if self._scaler is not None:
+            self._scaler.close()
+            self._scaler = None
 
     # -- events
 

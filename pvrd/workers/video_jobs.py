@@ -252,6 +252,7 @@ class VideoTask:
         return 0.0 if any(f.lease for f in self._frames) else self._quick_s
 
     def ready(self) -> bool:
+        self._expire()
         return bool(self._frames)
 
     def submit(self, message: Mapping[str, Any]) -> None:
@@ -271,6 +272,14 @@ class VideoTask:
         frame.issued = int(message.get("issued_ns") or 0) / 1e9 or frame.came
         frame.fresh, frame.lease = bool(message.get("fresh")), int(message.get("lease_ns") or 0)
         self._frames.append(frame)
+
+    def _expire(self) -> None:
+        """Frames whose lease ended before their turn came are given up, and pvrd hears it."""
+        now = 0
+        for frame in [f for f in self._frames if f.lease and not f.begun]:
+            now = now or time.monotonic_ns()
+            if now >= frame.lease:
+                self._give_up(frame)
 
     def step(self) -> bool:
         """One slice of the oldest frame, or of one that is interpolated: those are short, and late
@@ -345,7 +354,8 @@ class VideoTask:
         """Another worker does it now."""
         pipeline = self._pipeline(frame)
         part = pipeline.part if frame.begun else 0.0
-        pipeline.forget()
+        if frame.begun:
+            pipeline.forget()
         self._frames.remove(frame)
         self.spans.take()
         self._free = time.monotonic()

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -132,37 +132,75 @@ def test_refusals_are_sentences(gst: dict[str, str]) -> None:
     assert "interlaced" in drive(gst, "launch", interlaced)["end"]
 
 
+class Camera:
+    """A live pipeline that tells, when it is asked, what it has made."""
+
+    def __init__(self, gst: dict[str, str], sink: str) -> None:
+        camera = f"videotestsrc is-live=true ! video/x-raw,format=I420,{SIZE}"
+        self.process = subprocess.Popen(
+            ["/usr/bin/python3", str(DRIVER), "restart", f"{camera} ! {UP} qos=false ! {sink}"],
+            env=gst, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self.process.wait()
+
+    def _told(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def ask(self) -> tuple[int, int]:
+        """Frames by pvrd, and frames that were scaled plainly."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        told = self._told()
+        return told["done"] - told["plain"], told["plain"]
+
+    def end(self) -> list[int]:
+        """The times of all frames in ms, each of which has its size."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        frames = self._told()["frames"]
+        assert {size for _, size in frames} == {128 * 96 * 3 // 2}
+        return [pts for pts, _ in frames]
+
+
 def test_a_restart_costs_no_frame(pvrd: Restartable, gst: dict[str, str]) -> None:
-    process = subprocess.Popen(
-        ["/usr/bin/python3", str(DRIVER), "restart",
-         f"videotestsrc is-live=true ! video/x-raw,format=I420,{SIZE} ! {UP} qos=false ! {SINK}"],
-        env=gst, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def ask() -> tuple[int, int]:
-        process.stdin.write("\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-        told = json.loads(process.stdout.readline())  # type: ignore[union-attr]
-        return told["done"], told["plain"]
-
-    try:
-        until(lambda: ask()[0] - ask()[1] > 5, "frames by pvrd")
-        before = ask()[1]
-        pvrd.stop(signal.SIGKILL)
-        until(lambda: ask()[1] > before + 5, "frames that are scaled plainly")
-        pvrd.start()
-        done, plain = ask()
-        until(lambda: ask()[0] - ask()[1] > done - plain + 5, "frames by the new pvrd")
-        process.stdin.close()
-        found = json.loads(process.stdout.readline())
-        times = [pts for pts, _ in found["frames"]]
-        assert times == [times[0] + 40 * n for n in range(len(times))]
-        assert {size for _, size in found["frames"]} == {128 * 96 * 3 // 2}
-    finally:
-        process.kill()
-        process.stdout.close()
-        process.wait()
-        if not pvrd.running:
+    with Camera(gst, SINK) as camera:
+        try:
+            until(lambda: camera.ask()[0] > 5, "frames by pvrd")
+            before = camera.ask()[1]
+            pvrd.stop(signal.SIGKILL)
+            until(lambda: camera.ask()[1] > before + 5, "frames that are scaled plainly")
             pvrd.start()
+            made = camera.ask()[0]
+            until(lambda: camera.ask()[0] > made + 5, "frames by the new pvrd")
+        finally:
+            if not pvrd.running:
+                pvrd.start()
+        times = camera.end()
+        assert times == [times[0] + 40 * n for n in range(len(times))]
+
+
+def test_a_daemon_that_does_not_answer_is_not_waited_for(
+    pvrd: Restartable, gst: dict[str, str]
+) -> None:
+    """Frames with a deadline are scaled plainly when their time comes, and pvrd is heard again."""
+    with Camera(gst, "fakesink name=sink sync=true") as camera:
+        until(lambda: camera.ask()[0] > 5, "frames by pvrd")
+        before = camera.ask()[1]
+        pvrd.process.send_signal(signal.SIGSTOP)
+        try:
+            until(lambda: camera.ask()[1] > before + 20, "frames that are scaled plainly")
+        finally:
+            pvrd.process.send_signal(signal.SIGCONT)
+        made = camera.ask()[0]
+        until(lambda: camera.ask()[0] > made + 5, "frames by pvrd again")

@@ -259,6 +259,32 @@ def test_nobody_answers_and_no_frame_is_lost(start: Any, callers: Any) -> None:
     video.close()
 
 
+def test_what_no_network_makes_is_left_to_the_client(start: Any, callers: Any) -> None:
+    start({"sensors.system": False, "deadlines.slice_s": 60.0})
+    caller = callers()
+    caller.state("gpu")
+    video = Video(caller, slots=8, interpolate=False)
+    seq = 0
+    while one(video, seq).type != DONE:
+        seq += 1
+    stopped = pids(caller)
+    try:
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        assert {one(video, seq + n + 1).type for n in range(4)} == {DROP}
+        last = len(caller.get("Levels", video.path, VIDEO)) - 1
+        assert caller.get("Level", video.path, VIDEO) == last
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    seq += 5
+    while (message := one(video, seq)).type != DONE or message.device != 1 or message.deadline:
+        seq += 1
+    assert caller.get("Degraded", video.path, VIDEO) == 0
+    assert caller.get("Level", video.path, VIDEO) == 0
+    video.close()
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_a_hold_is_obeyed_and_its_end_too(start: Any, callers: Any, timed: bool) -> None:
     start({"sensors.system": False})

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from pvrd.ladder import Ladder, Level, Pace
+from pvrd.ladder import Ladder, Level, Pace, Use
 from pvrd.slot_socket import DONE, SUBMIT, SlotMessage
 from pvrd.stats import Stats
 from pvrd.video_frames import GRACE_S, Frame, Line
@@ -76,6 +76,7 @@ class Place:
         self.held: dict[int, int] = {}
         self.leases: dict[int, float] = {}
         self.last_done = 0.0
+        self.use = Use()
         # As sessions have them: a plain level behind the networks of a GPU.
         self.ways = [0] * 2
 
@@ -208,6 +209,142 @@ def test_an_undisturbed_session_makes_all_by_its_own_network() -> None:
     world = play(0, False)
     assert {(f.answer.type, f.level) for _, f in world.answers if f.answer} == {(DONE, 0)}
     assert len(world.answers) == FRAMES
+
+
+NETWORK_S = 0.011
+
+
+class Crowd:
+    """Sessions of small frames whose clients interpolate, all on one CPU that makes first what is
+    due first."""
+
+    def __init__(self, sessions: int, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now, self.slow = 0.0, lambda now: 1.0
+        self._events: list[tuple[float, int, Any]] = []
+        self._number = itertools.count()
+        self._queue: list[tuple[float, int, int, Any]] = []  # lease, number, session, message
+        self._works = False
+        self._use = Use()
+        self.lines, self.seats, self.ladders = [], [], []
+        self._looks = [float("inf")] * sessions
+        self.made: list[list[tuple[float, bool]]] = []  # of each session: when, by the network
+        for at in range(sessions):
+            worker = SimpleNamespace(kind="cpu", counters=SimpleNamespace(frames=0))
+            worker.send = lambda message, at=at: self.take(at, message)
+            seat = Place(cast("Worker", worker))
+            seat.use = self._use
+            ladder = Ladder([Level("network", "cpu"), Level("plain", "cpu")])
+            ladder.know(0, NETWORK_S)
+            places = [(cast("Seat", seat), i) for i in range(2)]
+            line = Line(places, [places[0][0]], ladder, Pace(SLOTS), True, Stats(), False)
+            self.lines.append(line)
+            self.seats.append(seat)
+            self.ladders.append(ladder)
+            self.made.append([])
+
+    def at(self, when: float, what: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._number), what))
+
+    def take(self, session: int, message: dict[str, Any]) -> None:
+        heapq.heappush(
+            self._queue, (message["lease_ns"] / 1e9, next(self._number), session, message)
+        )
+        if not self._works:
+            self._works = True
+            self.at(self.now, self.begin)
+
+    def begin(self) -> None:
+        if not self._queue:
+            self._works = False
+            return
+        lease, _, session, message = heapq.heappop(self._queue)
+        took = NETWORK_S * self.rng.uniform(0.9, 1.2) * self.slow(self.now)
+        given_up = self.now + took > lease
+        end = max(self.now, lease) if given_up else self.now + took
+        word = {"seq": message["seq"], "level": 0, "ms": 1e3 * (end - self.now)}
+        if given_up:
+            word |= {"given_up": True, "part": 0.5 if end > self.now else 0.0}
+
+        def over() -> None:
+            seat = self.seats[session]
+            seat.held.pop(message["seq"])
+            seat.leases.pop(message["seq"])
+            before, seat.last_done = seat.last_done, self.now
+            self.lines[session].done(cast("Seat", seat), word, before, self.now)
+            self.begin()
+
+        self.at(end, over)
+
+    def submit(self, session: int, n: int) -> None:
+        deadline = int(1e9 * (self.now + 2.5 * INTERVAL))
+        message = SlotMessage(SUBMIT, n, n % SLOTS, deadline=deadline)
+        self.lines[session].add(message, self.now, True)
+
+    def pump(self) -> None:
+        for session, line in enumerate(self.lines):
+            line.look(self.now)
+            line.issue(self.now, {})
+            line.answered(lambda frame, session=session: self.answer(session, frame))
+            pause = line.next_look(self.now)
+            self._looks[session] = float("inf") if pause is None else self.now + pause
+
+    def answer(self, session: int, frame: Frame) -> None:
+        assert frame.answer is not None
+        assert self.now <= frame.submit.deadline / 1e9
+        self.made[session].append((self.now, frame.answer.type == DONE))
+
+    def run(self, seconds: float, sessions: Any = None) -> None:
+        """More of it, with frames of these sessions."""
+        begin = self.now
+        for session in range(len(self.lines)) if sessions is None else sessions:
+            count = len(self.made[session])
+            for n in range(round(seconds / INTERVAL)):
+                self.at(begin + n * INTERVAL, lambda s=session, n=count + n: self.submit(s, n))
+        while self._events or min(self._looks) < float("inf"):
+            if not self._events or min(self._looks) < self._events[0][0]:
+                self.now = min(self._looks)
+            else:
+                self.now, _, what = heapq.heappop(self._events)
+                what()
+            self.pump()
+
+    def part(self, session: int, since: float) -> float:
+        """Of a session's frames those that the network made."""
+        late = [network for when, network in self.made[session] if when >= since]
+        return sum(late) / len(late)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_small_streams_have_what_a_cpu_can_make(seed: int) -> None:
+    """Eight of 25 frames a second where there is time for three and a half: as many have all their
+    frames by the network, the others none, and it stays so."""
+    crowd = Crowd(8, seed)
+    crowd.run(30)
+    before = [ladder.changes for ladder in crowd.ladders]
+    crowd.run(30)
+    parts = sorted(crowd.part(session, 30.0) for session in range(8))
+    assert sum(parts) >= 2.7
+    assert sum(part > 0.9 for part in parts) >= 2
+    changes = sum(ladder.changes for ladder in crowd.ladders) - sum(before)
+    assert changes <= 8 * 4
+
+
+def test_a_small_stream_comes_back_soon_after_the_others_went() -> None:
+    crowd = Crowd(8, 1)
+    crowd.run(30)
+    begin = crowd.now
+    crowd.run(6, range(3))
+    crowd.run(1, range(3))
+    assert [crowd.part(session, begin + 6.0) for session in range(3)] == [1.0] * 3
+
+
+def test_one_slow_moment_costs_no_level() -> None:
+    crowd = Crowd(1, 2)
+    crowd.slow = lambda now: 8.0 if 3 <= now < 3.05 or 5 <= now < 5.02 else 1.0
+    crowd.run(8)
+    assert crowd.ladders[0].changes == 0
+    assert sum(not network for _, network in crowd.made[0]) <= 4
 
 
 def test_a_device_that_is_stuck_costs_no_frame_while_the_other_answers() -> None:
