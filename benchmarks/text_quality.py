@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perplexity of the language engine against llama.cpp: same file, same text, windows of 512 tokens.
 
-    python -m benchmarks.text_quality [--quick] [--json] [--threads N] [--model FILE] [--device gpu]
+    python -m benchmarks.text_quality [--quick] [--json] [--threads N] [--model FILE]
+        [--weights TYPE …] [--device gpu]
 
 Rows are named MODEL WEIGHTS perplexity; lower is better, and the ratio is the peer's by ours. The
 way of counting is llama-perplexity's: the text is cut into windows of 512 tokens, each begins with
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import common, peers
+from benchmarks.llama_peer import environment
 from benchmarks.text_cpu import requantised, smollm2
 from engine.text.model import State, TextModel
 
@@ -72,7 +74,8 @@ def peer(file: Path, most: int, threads: int) -> float:
     tool = peers.llama_cpp() / "llama-perplexity"
     command = [str(tool), "-m", str(file), "-f", str(TEXT), "-c", str(WINDOW), "-t", str(threads)]
     command += ["-ngl", "0", "--chunks", str(most or -1)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    env = environment("cpu")  # nothing is timed: it may as well sleep where it waits
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     found = re.search(r"Final estimate: PPL = ([0-9.]+)", done.stdout + done.stderr)
     if found is None:
         raise SystemExit("llama-perplexity gave no estimate")
@@ -83,8 +86,10 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     source = Path(args.model) if args.model else smollm2()
     name = source.stem if args.model else "smollm2"
     files = {"file" if args.model else "q4_1": source}
-    if not args.quick:
-        files |= {kind: requantised(source, kind) for kind in ("q8_0", "f16")}
+    for kind in () if args.quick else ("q8_0", "f16"):
+        files[kind] = requantised(source, kind)
+    if args.weights:
+        files = {kind: file for kind, file in files.items() if kind in args.weights}
     most = QUICK_WINDOWS if args.quick else 0
     text = TEXT.read_text(encoding="utf-8")
     backend = common.backend(args)
@@ -96,6 +101,7 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
             kv = "q8" if way.endswith("q8") else "f16"
             value = ours(model, text, most, way != "prefill", kv)
             title = f"{name} {weights} perplexity {way}"
+            print(f"{title}: {value:.4f}, llama.cpp {theirs:.4f}", file=sys.stderr, flush=True)
             rows.append(common.Row(title, "ppl", value, theirs, "llama.cpp", theirs / value))
         model.close()
     backend.close()
@@ -112,6 +118,7 @@ def facts() -> dict[str, str]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a GGUF file instead of SmolLM2")
+    parser.add_argument("--weights", nargs="+", help="of these alone: q4_1, q8_0, f16, file")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
 
 

@@ -3,7 +3,8 @@
  *
  * libgomp's barrier either spins for milliseconds or sleeps at once, for the whole process. Between two kernel
  * calls of some microseconds the threads should spin shortly, but a CPU may be taken by another process at any
- * moment: so spin, then yield, then sleep on a futex. */
+ * moment: so spin, then sleep on a futex. Never yield: Linux (6.18) takes the rest of its slice from a thread that
+ * does, each time, and on a busy machine the team would wait for seconds. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/futex.h>
@@ -17,7 +18,7 @@
 
 #include "runtime.h"
 
-enum { SPINS = 400, YIELDS = 16 };
+enum { SPINS = 400 };
 
 /* Scratch memory behind a header of one cache line, so that a pointer says all about it. */
 typedef struct arena {
@@ -67,11 +68,6 @@ void pvr_barrier(pvr_team *team) {
         if (atomic_load_explicit(&s->generation, memory_order_acquire) != mine)
             return;
         relax();
-    }
-    for (int i = 0; i < YIELDS; i++) {
-        if (atomic_load_explicit(&s->generation, memory_order_acquire) != mine)
-            return;
-        sched_yield();
     }
     atomic_fetch_add(&s->sleepers, 1);
     while (atomic_load(&s->generation) == mine)

@@ -115,3 +115,11 @@ def test_slices_side_by_side(lib: ctypes.CDLL) -> None:
         t.join()
     assert status == [0] * 30
     assert all(t.errors[0] == 0 for t in trials)
+
+
+def test_nobody_yields() -> None:
+    """Linux 6.18 takes the rest of its slice from a thread that yields, at each barrier of a token:
+    beside 30 others a team was ten times as slow, at the same CPU time.
+    """
+    code = (KERNELS / "runtime" / "team.c").read_text(encoding="utf-8")
+    assert "sched_yield(" not in code
