@@ -49,6 +49,7 @@ class Bands:
         self._apart = "planes" in program.sequences
         self._planes_done = False
         self._band = 0
+        self._spans: dict[tuple[int, str], tuple[int, int, int, int]] = {}
         self._out = fmt.scaled(self.scale).planes()
         self._words = np.zeros(PARAM_WORDS, np.uint32)
         self._words[video.TILE] = tiling.tw * tiling.th
@@ -57,11 +58,15 @@ class Bands:
         """Of a band in a plane: its first row and the row after its last, the same of the rows that
         it is computed from.
         """
-        rows, reach = band_rows(role, self.tiling), self._networks.reach(role)
-        height = self.format.pixels(role)[1]
-        begin = band * rows
-        end = min(begin + rows, height)
-        return begin, end, max(0, begin - reach), min(height, end + reach)
+        found = self._spans.get((band, role))
+        if found is None:
+            rows, reach = band_rows(role, self.tiling), self._networks.reach(role)
+            height = self.format.pixels(role)[1]
+            begin = band * rows
+            end = min(begin + rows, height)
+            found = begin, end, max(0, begin - reach), min(height, end + reach)
+            self._spans[band, role] = found
+        return found
 
     def out_span(self, band: int, plane: int) -> tuple[int, int]:
         """The band's first row in an enlarged plane, and the row after its last."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -121,6 +122,7 @@ class FrameFormat:
             return (self.width + 1) // 2, (self.height + 1) // 2
         return self.width, self.height
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - a format is a value
     def planes(self, start: int = 0) -> tuple[Plane, ...]:
         """The planes one after the other from byte `start` on."""
         found = []

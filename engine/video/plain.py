@@ -5,6 +5,7 @@ that is seen.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from kernels import video
 
 F32 = npt.NDArray[np.float32]
 Samples = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
 
 # Every fourth sample of every fourth row is looked at, of larger tiles every eighth or sixteenth.
 STEP = 4
@@ -59,8 +61,35 @@ def enlarge(
     return video.shuffled(video.quantise(sums, bits), scale)
 
 
+# Of _grid's samples those whose steps from the one in the middle count.
+_STEPS = [1, 2, 4, 5]
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(height: int, width: int, sparse: int) -> tuple[Indices, Indices]:
+    """Rows and columns of the samples of a grid in a plane, [6, rows, columns] together: those of
+    the grid, the ones above, beside, above and beside, below, and on the other side; the plane's
+    border repeats.
+    """
+    ys, xs = np.arange(0, height, sparse), np.arange(0, width, sparse)
+    above, beside = np.maximum(ys - 1, 0), np.maximum(xs - 1, 0)
+    below, behind = np.minimum(ys + 1, height - 1), np.minimum(xs + 1, width - 1)
+    rows = np.stack([ys, above, ys, above, below, ys])
+    return rows[:, :, None], np.stack([xs, xs, beside, beside, xs, behind])[:, None]
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(starts: bytes, sparse: int, rows: int, columns: int) -> tuple[Indices, F32, F32]:
+    """Of each tile its first column of a grid, how many samples it has there, and how much further
+    off their mean may be: that of few samples says little.
+    """
+    firsts = np.frombuffer(starts, np.int64) // sparse
+    counts = (np.diff(firsts, append=columns) * rows).astype(np.float32)
+    return firsts, counts, 1 + np.float32(8) / counts
+
+
 def implausible(
-    low: Samples, high: Samples, starts: npt.NDArray[np.int64], bits: int, scale: int = 2
+    low: Samples, high: Samples, starts: Indices, bits: int, scale: int = 2
 ) -> list[int]:
     """Numbers of the tiles of a band whose result cannot be that of any network of ours.
 
@@ -74,36 +103,20 @@ def implausible(
     size = low.size // len(starts)
     fit = (n for most, n in SPARSER if size >= most and not (starts % n).any())
     sparse = next(fit, STEP)
-    ys, width = np.arange(0, low.shape[0], sparse), low.shape[1]
-
-    def rows(dy: int) -> Samples:
-        """Rows beside those of the grid, with their borders repeated."""
-        found = low[np.minimum(np.maximum(ys + dy, 0), low.shape[0] - 1)]
-        return np.concatenate([found[:, :1], found, found[:, -1:]], 1)
-
-    def columns(found: Samples, dx: int) -> F32:
-        return found[:, 1 + dx : 1 + dx + width : sparse].astype(np.float32)
-
-    up_rows, mid_rows = rows(-1), rows(0)
-    mid, above, beside = columns(mid_rows, 0), columns(up_rows, 0), columns(mid_rows, -1)
+    near = low[_grid(*low.shape, sparse)].astype(np.float32)
+    mid, above, beside, corner = near[:4]
     # The first sample of a pixel lies so much nearer to the neighbours above and beside.
     near_by = np.float32((scale - 1) / (2 * scale))
     up = mid + near_by * (above - mid)
-    estimate = up + near_by * (beside + near_by * (columns(up_rows, -1) - beside) - up)
-    error = high[:: scale * sparse, :: scale * sparse].astype(np.float32) - estimate
-    around = (above, beside, columns(rows(1), 0), columns(mid_rows, 1))
-    steps = np.zeros_like(mid)
-    for n in around:
-        steps += np.abs(mid - n)
-    firsts = starts // sparse
-    counts = np.diff(np.append(firsts, mid.shape[1])) * ys.size
-
-    def mean(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        sums: npt.NDArray[Any] = np.add.reduceat(a.sum(0), firsts) / counts * levels
-        return sums
-
-    step = mean(steps)
-    # A mean of few samples says little.
-    few = 1 + 8 / counts
-    bad = (mean(np.abs(error)) > few * (12 + step)) | (np.abs(mean(error)) > few * (8 + step / 3))
-    return [int(i) for i in np.flatnonzero(bad)]
+    error = high[:: scale * sparse, :: scale * sparse] - (
+        up + near_by * (beside + near_by * (corner - beside) - up)
+    )
+    steps = np.abs(near[_STEPS] - mid).sum(0)
+    sums = np.empty((3, mid.shape[1]), np.float32)
+    for i, values in enumerate((error, np.abs(error), steps)):
+        values.sum(0, out=sums[i])
+    firsts, counts, few = _shares(starts.tobytes(), sparse, *mid.shape)
+    mean, size_of, step = np.add.reduceat(sums, firsts, 1) / counts * levels
+    bad = (size_of > few * (12 + step)) | (np.abs(mean) > few * (8 + step / 3))
+    found: list[int] = np.flatnonzero(bad).tolist()
+    return found

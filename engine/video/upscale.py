@@ -284,9 +284,10 @@ class VideoPipeline:
             count = len(self.format.roles)
             planes = list(self._placed) or [self._bands.rows(band, i) for i in range(count)]
             self._check(source, planes, np.flatnonzero(wanted))
+            kept: list[int] = np.flatnonzero(~wanted).tolist()
             for i, rows in enumerate(planes):
                 begin, end = self._bands.out_span(band, i)
-                for tile in np.flatnonzero(~wanted).tolist():
+                for tile in kept:
                     own = self._bands.own(i, tile)
                     rows[:, own] = self._before[i][begin:end, own]
                 if not self._placed:
@@ -335,7 +336,10 @@ class VideoPipeline:
             high = samples(planes[0], scale * width, depth)
             return set(plain.implausible(low, high, starts, depth, scale))
 
-        bad = doubts() & set(tiles.tolist())
+        bad = doubts()
+        if not bad:
+            return
+        bad &= set(tiles.tolist())
         if bad and self._placed and isinstance(self._sink, Planes) and self._sink.claims:
             # Mending takes longer than a claim holds: it is done elsewhere and put there.
             planes[:] = [p.copy() for p in planes]

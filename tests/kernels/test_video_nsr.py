@@ -105,6 +105,21 @@ def test_where_tiles_are_cut_changes_no_sample(runner: Runner) -> None:
         np.testing.assert_array_equal(found[0], found[1])
 
 
+def test_where_bands_are_cut_changes_no_sample(runner: Runner) -> None:
+    # A CPU gives rows by twos: also where a band begins or ends amid two of them.
+    height, tops = 31, (0, 8, 14) if runner.backend.info.kind == "gpu" else (0, 7, 9, 16)
+    for channels, bits in ((8, 8), (16, 16)):
+        push, arrays, words = band(channels, 5, 2, bits, 50, height, tw=52, th=32)
+        name = nsr.variant_for(channels)
+        after = runner.run("nsr", name, push, arrays, words, words[0])["dst"]
+        whole = seen(after, push, words)
+        for top, end in pairwise((*tops, height)):
+            cut, some, at = band(channels, 5, 2, bits, 50, height, tw=52, th=end - top, band=top)
+            some["src"] = arrays["src"][at[video.SRC_Y] :][: len(some["src"])]
+            after = runner.run("nsr", name, cut, some, at, at[0])["dst"]
+            np.testing.assert_array_equal(seen(after, cut, at), whole[2 * top : 2 * end])
+
+
 def test_weights_are_packed_for_each_form() -> None:
     for channels, layers, scale in ((8, 6, 2), (16, 7, 3), (16, 3, 4)):
         given, base = network(channels, layers, scale)
