@@ -6,8 +6,8 @@
 The window draws 1024 x 600 pixels whenever the compositor asks, alone, beside pvrd that writes a
 text and enlarges a video (device cpu, pvr-agent running), and beside a program that takes as many
 threads at normal priority: llama.cpp's llama-bench with the same model where it is built (--llama
-builds it), else threads that only count. Cases take turns. Rows: `window NAME` has pvrd against
-`alone` and against the other program; the medians of all rounds.
+builds it), else threads that only count. Cases take turns; each round's figures go to stderr. Rows:
+`window NAME` has pvrd against `alone` and against the other program; the medians of all rounds.
 
     frames         frames of the window that were presented, a second
     missed         refreshes without a new frame, a second (smaller is better)
@@ -139,12 +139,28 @@ def beside(args: argparse.Namespace, folder: Path) -> Iterator[common.Row]:
             with working(ours) as both:
                 time.sleep(seconds)
                 without.append(rates(both))
+            _tell(found, with_window[-1], without[-1])
     name = "llama.cpp" if llama else f"{args.threads} busy threads"
     yield from _rows(found, "alone", "alone")
     yield from _rows(found, "other", name)
     for i, (what, unit) in enumerate((("text", "tokens/s"), ("video", "frames/s"))):
         pair = [statistics.median(r[i] for r in runs) for runs in (with_window, without)]
         yield common.row(f"work {what} beside the window", unit, pair[0], pair[1], "no window")
+
+
+def _tell(
+    found: dict[str, list[Shown]], beside: tuple[float, float], alone: tuple[float, float]
+) -> None:
+    """A round's figures: of each run, not of the best."""
+    for case, runs in found.items():
+        one = runs[-1]
+        frames = f"{one.per_s:.1f} frames/s, {one.missed_per_s:.1f} missed"
+        delays = f"latency {one.latency_ms:.1f} and {one.latency_p99_ms:.1f} ms"
+        longest = f"longest {one.longest_ms:.0f} ms"
+        print(f"{case}: {frames}, {delays}, {longest}", file=sys.stderr)
+    work = ", ".join(f"{a:.1f} and {b:.1f}" for a, b in zip(beside, alone, strict=True))
+    load = f"load {os.getloadavg()[0]:.1f}"
+    print(f"work beside the window and without: {work}; {load}", file=sys.stderr, flush=True)
 
 
 def _of(screen: dict[str, str]) -> dict[str, str]:
