@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import runpy
@@ -211,3 +212,29 @@ def test_rpm_reads_the_spec(more: list[str], tmp_path: Path) -> None:
 )
 def test_shell_scripts_can_be_read(script: str) -> None:
     subprocess.run(["sh", "-n", TREE / script], check=True)
+
+
+RPMBUILD = """#!/bin/sh
+for word; do case $word in "_topdir "*) top=${word#_topdir } ;; esac; done
+case $top in *" "*) echo "a space in $top" >&2; exit 1 ;; esac
+mkdir -p "$top/RPMS/noarch" "$top/SRPMS"
+mv "$top"/SOURCES/pvrd-*.tar.gz "$top/RPMS/noarch/pvrd.rpm"
+echo "$@"
+"""
+
+
+def test_rpms_below_a_folder_with_spaces(tmp_path: Path) -> None:
+    """rpmbuild's own scripts cannot have one; what it is given and what comes out can."""
+    programs, out, wheels = tmp_path / "bin", tmp_path / "the out", tmp_path / "the wheels"
+    for folder in (programs, wheels):
+        folder.mkdir()
+    (programs / "rpmbuild").write_text(RPMBUILD)
+    (programs / "rpmbuild").chmod(0o755)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(programs)}
+    subprocess.run([TREE / "tools/package/rpm", out, wheels], check=True, env=env)
+    assert sorted(path.name for path in out.iterdir()) == ["build.log", "pvrd.rpm"]
+    assert f"wheels {wheels}" in (out / "build.log").read_text()
+    assert sorted(path.name for path in programs.iterdir()) == ["rpmbuild"], "nothing is left"
+    spec = (TREE / "packaging/pvrd.spec").read_text()
+    assert '"%{wheels}"' in spec
+    assert '"%{own}"/' in spec
