@@ -43,7 +43,7 @@ from kernels.nsr import op as nsr
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB = 4096, 14336, 32, 8, 128, 128256
 CONTEXT, POSITION, TOKENS = 4096, 1023, 256
 WIDTH, HEIGHT = 1920, 1080
-CHECKS = 24  # of each kernel, the first CHECKS / 3 of which only teach it
+CHECKS = 24  # of each kernel, the first third of which only teaches what they cost
 _FLOATS = np.random.default_rng(20261130).standard_normal(1 << 16).astype(np.float32)
 
 
@@ -268,7 +268,7 @@ class _Clock:
         setattr(crosscheck._Check, name, watched)
 
 
-def measure(inner: Any, case: Case, clock: _Clock) -> list[float]:
+def measure(inner: Any, case: Case, clock: _Clock, checks: int) -> list[float]:
     """Milliseconds of checks of a call, sampled as running work is."""
     contract = kernels.op(case.op)
     kinds = dict.fromkeys(case.sizes, "state")
@@ -294,12 +294,12 @@ def measure(inner: Any, case: Case, clock: _Clock) -> list[float]:
     with contextlib.ExitStack() as stack:
         stack.callback(placed.close)
         stack.callback(exe.close)
-        for _ in range(CHECKS):
+        for _ in range(checks):
             clock.seconds = 0.0
             with contextlib.suppress(crosscheck.Suspect):
                 exe.run("one")
             found.append(1000 * clock.seconds)
-    return found[CHECKS // 3 :]
+    return found[checks // 3 :]
 
 
 def _filled(data: Array | None, nbytes: int) -> Array:
@@ -308,7 +308,7 @@ def _filled(data: Array | None, nbytes: int) -> Array:
     return np.resize(data.reshape(-1).view(np.uint8), nbytes)
 
 
-def ours(device: str, slice_ms: float, only: str) -> dict[str, list[float]]:
+def ours(device: str, slice_ms: float, only: str, checks: int) -> dict[str, list[float]]:
     """Milliseconds of each case's checks in this tree."""
     inner: Any = _Idle()
     if device == "gpu":
@@ -318,7 +318,7 @@ def ours(device: str, slice_ms: float, only: str) -> dict[str, list[float]]:
         inner.quarantine = lambda *_: None
     LIMIT.slice_s = slice_ms / 1000
     clock = _Clock()
-    found = {c.name: measure(inner, c, clock) for c in cases() if only in c.name}
+    found = {c.name: measure(inner, c, clock, checks) for c in cases() if only in c.name}
     inner.close()
     return found
 
@@ -341,11 +341,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("null", "gpu"), default="null")
     parser.add_argument("--slice-ms", type=float, default=2.0, help="what a slice may take")
     parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument("--checks", type=int, default=CHECKS, help="of each kernel")
     parser.add_argument("--peer", metavar="FOLDER", help="another tree of the project")
     parser.add_argument("--list", action="store_true", help="print the times as JSON alone")
     args = parser.parse_args(argv)
     own = ["--device", args.device, "--slice-ms", str(args.slice_ms), "--only", args.only, "--list"]
-    found = ours(args.device, args.slice_ms, args.only)
+    own += ["--checks", str(args.checks)]
+    found = ours(args.device, args.slice_ms, args.only, args.checks)
     if args.list:
         print(json.dumps(found))
         return
