@@ -29,7 +29,8 @@ _NEEDED = {
     "gst-launch-1.0": "gstreamer1.0-tools",
 }
 _ELEMENTS = {
-    "pvrupscale": "gstreamer1.0-python3-plugin-loader python3-gst-1.0 gir1.2-gst-plugins-base-1.0",
+    "pvrupscale": "gstreamer1.0-python3-plugin-loader python3-gst-1.0 gir1.2-gst-plugins-base-1.0"
+    " libpython3-dev",  # Debian 13's loader looks for a link that is in there
     "videoconvert": "gstreamer1.0-plugins-base",
     "progressreport": "gstreamer1.0-plugins-good",
     "v4l2src": "gstreamer1.0-plugins-good",
@@ -43,6 +44,9 @@ _PR_SET_PDEATHSIG = 1
 LEAST_S = 2  # that the pipeline may be silent, for it tells each second that frames come
 # pipewiresrc 0.3.65 neither ends nor complains when its camera goes, or was never there.
 _LOADED = "Setting pipeline to PAUSED"
+# pipewiresink 1.4 ends when the program that reads the camera leaves.
+_LEFT = "all buffers have been removed"
+_NOBODY = "target not found"  # pipewiresrc from 1.0 on
 _ALIVE = ["progressreport", "update-freq=1", "do-query=false"]
 
 
@@ -232,6 +236,17 @@ def run(args: argparse.Namespace) -> int:
         return errors.OK
     env = environment()
     _check(elements, env)
+    while _play(args, words, env):
+        pass
+    return errors.OK
+
+
+def _play(args: argparse.Namespace, words: list[str], env: dict[str, str]) -> bool:
+    """Runs the pipeline to its end, or Ctrl-C. True: it is to be run again.
+
+    Raises:
+        CtlError: it failed.
+    """
     process = subprocess.Popen(
         ["gst-launch-1.0", "--no-fault", *words],  # a crash is an end
         env=env,
@@ -246,15 +261,19 @@ def run(args: argparse.Namespace) -> int:
         code = process.wait()
     except KeyboardInterrupt:
         _end(process)
-        return errors.OK
+        return False
     except TimeoutError:
         source = output.plain(args.source)
         raise errors.CtlError(f"No frame came from {source} for {args.timeout} s.") from None
     finally:
         _end(process)
     if code == 0 and not said:
-        return errors.OK  # the camera has ended
+        return False  # the camera has ended
     reason = next((line for line in said if line.startswith("from element")), "")
+    if _LEFT in reason:
+        return True
+    if reason.endswith(_NOBODY):
+        raise errors.CtlError(f"{output.plain(args.source)} is not there.")
     if "PipeWire" in reason and reason.endswith(": Failed to connect"):
         raise errors.CtlError("PipeWire does not answer; is it running for this user?")
     sentence = reason.partition(": ")[2] or (said[0] if said else f"gst-launch-1.0 ended: {code}.")

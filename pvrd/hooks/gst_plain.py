@@ -16,15 +16,18 @@ import numpy as np  # noqa: E402
 from gi.repository import Gst, GstVideo  # noqa: E402
 
 
-def planes_in(info: Any, memory: Any) -> list[Any]:
-    """The planes of a frame in a mapped buffer, as (rows, samples) arrays on it."""
+def planes_in(info: Any, memory: Any, meta: Any = None) -> list[Any]:
+    """The planes of a frame in a mapped buffer, as (rows, samples) arrays on it. meta: of the
+    buffer, where its planes lie in a way of their own."""
+    lie = meta or info
+    stride, offset = list(lie.stride), list(lie.offset)
     height, width = info.height, info.width
     half = ((height + 1) // 2, (width + 1) // 2)
     shapes = [(height, width), half, half]
     if info.finfo.format == GstVideo.VideoFormat.NV12:
         shapes = [(height, width), (half[0], 2 * half[1])]
     return [
-        np.ndarray(shape, np.uint8, memory, info.offset[i], (info.stride[i], 1))
+        np.ndarray(shape, np.uint8, memory, offset[i], (stride[i], 1))
         for i, shape in enumerate(shapes)
     ]
 

@@ -257,12 +257,8 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         ticket = buffer.pts, buffer.dts, buffer.duration, buffer.offset, buffer.offset_end
         try:
             with buffer.map(Gst.MapFlags.READ) as memory:
-                info = self._in
                 meta = GstVideo.buffer_get_video_meta(buffer)
-                if meta is not None:
-                    info = info.copy()
-                    info.stride, info.offset = list(meta.stride), list(meta.offset)
-                frames.feed(planes_in(info, memory.data), ticket, self._deadline(running))
+                frames.feed(planes_in(self._in, memory.data, meta), ticket, self._deadline(running))
         except Closed:
             return Gst.FlowReturn.FLUSHING
         except PvrdError as error:
