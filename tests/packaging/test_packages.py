@@ -192,6 +192,13 @@ def test_appstream_accepts_the_metainfo() -> None:
     assert "Validation" in said
 
 
+def test_descriptions_are_as_wide_as_rpmlint_wants() -> None:
+    spec = (TREE / "packaging/pvrd.spec").read_text()
+    texts = re.findall(r"^%description.*\n((?:[^%\n].*\n)+)", spec, re.MULTILINE)
+    assert len(texts) == 7
+    assert max(len(line) for text in texts for line in text.splitlines()) < 80
+
+
 @pytest.mark.parametrize("more", [[], ["--define", "wheels /nowhere"]])
 def test_rpm_reads_the_spec(more: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
