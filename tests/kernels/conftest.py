@@ -18,14 +18,20 @@ from tests.kernels.harness import Runner
 
 @pytest.fixture(scope="session")
 def place() -> Iterator[Callable[[str], Backend]]:
-    """The backend `cpu`, `gpu` or of a foreign processor (emulated.CPUS), opened once."""
+    """The backend `cpu`, `gpu` or of a foreign processor (emulated.CPUS), opened once; what cannot
+    be opened, such as kernels that do not build, is not tried again for each test.
+    """
     opened: dict[str, Backend] = {}
+    failed: dict[str, str] = {}
 
     def get(kind: str) -> Backend:
         if kind in emulated.CPUS and (tool := emulated.missing(kind)):
             pytest.skip(f"{tool} is not installed")
+        assert kind not in failed, failed[kind]
         if kind not in opened:
+            failed[kind] = f"{kind} could not be opened for an earlier test"
             opened[kind] = _open(kind)
+            del failed[kind]
         return opened[kind]
 
     yield get
@@ -33,10 +39,12 @@ def place() -> Iterator[Callable[[str], Backend]]:
         backend.close()
 
 
+BUILDS = pytest.mark.timeout(1800)
 _PLACES = [pytest.param(("cpu", isa), id=f"cpu-{isa}") for isa in cpu.isas()]
 _PLACES.append(pytest.param(("gpu", ""), id="gpu", marks=pytest.mark.gpu))
+# The first one builds all kernels: minutes, if the machine is busy.
 _PLACES += [
-    pytest.param((arch, isa), id=f"{arch}-{isa}", marks=pytest.mark.long)
+    pytest.param((arch, isa), id=f"{arch}-{isa}", marks=[pytest.mark.long, BUILDS])
     for arch, cpus in emulated.CPUS.items()
     for isa in cpus
 ]

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from engine.backends.base import Backend
+from tests.kernels.conftest import BUILDS
 from tests.kernels.emulated import CPUS, Cpu, Emulated
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, BUILDS]
 
 WITH_V, WITHOUT = CPUS["riscv64"]["rvv128"].options, CPUS["riscv64"]["base"].options
 

@@ -13,7 +13,7 @@ import pytest
 
 from tools import sanitize
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 # What each has to find: a bias of 64 elements of which the buffer has 60, and one that lies where
 # it is added.
