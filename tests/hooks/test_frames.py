@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live frames without a daemon, or with one that is older."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pvrd.errors import InvalidArgument
+from pvrd.hooks import frames
+from pvrd.hooks.frames import Frames, Shape
+from pvrd.options import VIDEO_SESSION, parse
+
+NOBODY = "unix:path=/nonesuch/bus"
+
+
+@pytest.mark.parametrize("pixel", ["i420", "nv12", "i444", "gray"])
+def test_frames_without_a_daemon_are_scaled_plainly(pixel: str) -> None:
+    shape = Shape(6, 4, pixel)
+    planes = [np.zeros(size, np.uint8) for size in shape.planes()]
+    planes[0][:] = np.arange(6) * 40
+    for n, plane in enumerate(planes[1:]):
+        plane[:] = 50 + n
+    if pixel == "nv12":
+        planes[1][:, 1::2] = 90
+    with Frames(shape, (12, 8), bus=NOBODY, start=0.0) as live:
+        for n in range(3):
+            live.feed(planes, n)
+            result = live.take()
+            assert (result.ticket, result.device, result.degraded) == (n, "", True)
+            large = result.planes
+            assert [plane.shape for plane in large] == shape.planes(12, 8)
+            assert (large[0] == [0, 10, 30, 50, 70, 90, 110, 130, 150, 170, 190, 200]).all()
+            if pixel == "nv12":
+                assert (large[1] == [50, 90] * 6).all()
+            else:
+                assert [set(plane.flat) for plane in large[1:]] == [{50}, {51}][: len(large) - 1]
+        assert (live.done, live.plain, live.late) == (3, 3, 0)
+
+
+def test_who_scales_plainly_may_be_chosen() -> None:
+    def plain(planes: Any) -> Any:
+        return "large", int(planes[0][0, 0])
+
+    with Frames(Shape(2, 2, "gray"), (4, 4), bus=NOBODY, start=0.0, plain=plain) as live:
+        live.feed([np.full((2, 2), 7, np.uint8)], "a")
+        assert live.take().planes == ("large", 7)
+
+
+def test_an_older_daemon_interpolates_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know the wish to leave that to the client: it is asked again without."""
+    older = {key: value for key, value in VIDEO_SESSION.items() if key != "interpolate"}
+    asked: list[Mapping[str, Any]] = []
+
+    class Older:
+        def __init__(self, bus: str | None) -> None:
+            pass
+
+        def __enter__(self) -> Older:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def open_video(self, settings: Mapping[str, Any]) -> Any:
+            asked.append(dict(settings))
+            parse({key: value for key, value in settings.items() if key == "interpolate"}, older)
+            raise InvalidArgument("the size is 1 to 16384, not 0")  # it ends here
+
+    monkeypatch.setattr(frames, "Client", Older)
+    asks = Frames(Shape(2, 2, "gray"), (4, 4), {"interpolate": False})
+    with asks as live, pytest.raises(InvalidArgument, match="the size"):
+        live.feed([np.zeros((2, 2), np.uint8)], 0)
+    assert ["interpolate" in settings for settings in asked] == [True, False]
