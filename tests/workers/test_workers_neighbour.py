@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -172,8 +173,11 @@ def test_its_session_stands_as_the_job(tmp_path: Path, monkeypatch: pytest.Monke
 
 def stands(process: subprocess.Popen[bytes]) -> set[tuple[int, int]]:
     """Classes and nice values of all threads."""
-    tids = [int(tid) for tid in os.listdir(f"/proc/{process.pid}/task")]
-    return {(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in tids}
+    found = set()
+    for tid in map(int, os.listdir(f"/proc/{process.pid}/task")):
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            found.add((os.sched_getscheduler(tid), os.getpriority(os.PRIO_PROCESS, tid)))
+    return found
 
 
 @pytest.mark.gpu
