@@ -85,11 +85,9 @@ def peer(file: Path, most: int, threads: int) -> float:
 def measure(args: argparse.Namespace) -> list[common.Row]:
     source = Path(args.model) if args.model else smollm2()
     name = source.stem if args.model else "smollm2"
-    files = {"file" if args.model else "q4_1": source}
-    for kind in () if args.quick else ("q8_0", "f16"):
-        files[kind] = requantised(source, kind)
-    if args.weights:
-        files = {kind: file for kind, file in files.items() if kind in args.weights}
+    own = "file" if args.model else "q4_1"
+    kinds = args.weights or ([own] if args.quick else [own, "q8_0", "f16"])
+    files = {kind: source if kind == own else requantised(source, kind) for kind in kinds}
     most = QUICK_WINDOWS if args.quick else 0
     text = TEXT.read_text(encoding="utf-8")
     backend = common.backend(args)
@@ -118,7 +116,7 @@ def facts() -> dict[str, str]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a GGUF file instead of SmolLM2")
-    parser.add_argument("--weights", nargs="+", help="of these alone: q4_1, q8_0, f16, file")
+    parser.add_argument("--weights", nargs="+", help="of these: q4_1 or file (as it is), q8_0, f16")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
 
 
