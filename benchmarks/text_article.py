@@ -10,8 +10,8 @@ over the idle machine (benchmarks/energy.py; no such rows where nothing can be r
 record says), `bandwidth`: bytes of the matrices that a decoded token reads, by its time, in percent
 of the bytes that the device reads and writes in a second when it copies. Ours is what a session
 gets, with the choice of the likeliest token, without guesses (text_guess.py). The peer is llama.cpp
-on the same device, at its best flags (benchmarks/llama_peer.py, text_gpu.py), in turn with ours. Its
-energy is what two more repetitions take. `gpu against cpu` holds our GPU against our CPU. With
+on the same device, at its best flags (benchmarks/llama_peer.py, text_gpu.py), in turn with ours.
+Its energy is what two more repetitions take. `gpu against cpu` holds our GPU against our CPU. With
 `--clock cpu` CPU rows are milliseconds of all threads on CPUs: what other programs on the machine
 change less; what the copy rate allows is then no share of theirs.
 """
