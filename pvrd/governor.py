@@ -10,8 +10,10 @@ while without a break, a step down when all was below the threshold to leave for
 step at a time, so that the effect of each is seen before the next. What people ask for (a hold,
 suspend) counts at once.
 
-Contention is believed in this order: the device's canary, missed refreshes, other programs' GPU
-time, pressure (PSI). The first two can move work to the CPU; the others only lessen its share.
+Contention is believed in this order: what the compositor says of itself (missed refreshes), the
+device's canary, other programs' GPU time, pressure (PSI). The first two can move work to the CPU;
+the others only lessen its share. A compositor that misses nothing is not helped by a smaller share:
+the canary counts beside it only where the device is nearly all others'.
 """
 
 from __future__ import annotations
@@ -181,7 +183,12 @@ def _signals(snapshot: Snapshot) -> list[_Signal]:
     canary, missed, others = snapshot.canary, snapshot.missed_per_s, snapshot.others_gpu
     if canary is not None:
         why = f"slices take {canary:.1f} times as long as alone (canary)"
-        out.append(_Signal(*_levels(canary, CANARY), why))
+        enter, leave = _levels(canary, CANARY)
+        if missed is not None:
+            most, still = _levels(missed, MISSED)
+            enter = enter if enter == ON_CPU else min(enter, most)
+            leave = leave if leave == ON_CPU else min(leave, still)
+        out.append(_Signal(enter, leave, why))
     if missed is not None:
         enter, leave = _levels(missed, MISSED)
         if canary is not None and canary < ALONE:

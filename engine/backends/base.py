@@ -52,10 +52,13 @@ class DeviceInfo:
 
 @dataclass
 class RunStats:
-    """What one slice cost. device_s is None where the device does not tell."""
+    """What one slice cost. device_s is None where the device does not tell; done: how many tokens
+    of several it computed when it ended early, None for all.
+    """
 
     wall_s: float
     device_s: float | None = None
+    done: int | None = None
 
 
 class WeightSet(Protocol):

@@ -34,6 +34,7 @@ Reason = Literal["stop", "length", "cancelled"]
 Logits = Callable[[], npt.NDArray[np.float32]]
 
 _AHEAD_S = 0.01  # what a slice of several tokens may take
+_ALONE = 8  # slices in parts, of which one is of one token
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,7 @@ class Generation:
                 )
             self._accept(token)
         self._guesser = Guesser(state.price) if model.guesses else None
+        self._slices = 0  # that could have been of several tokens
         self._pace = 0.0  # seconds a token of the last slice that decoded; 0: there was none
         self._resumed = len(self._ids)
         self._followed = self.prompt_tokens if delivered else MAX_TOKENS
@@ -296,7 +298,11 @@ class Generation:
             return 1
         left = self.settings.max_tokens - self.delivered
         room = self._state.context - len(self._state.tokens)
-        bound = min(_AHEAD_S, LIMIT.slice_s or _AHEAD_S)
+        apart_s: float = getattr(self._state.executable, "apart_s", 0.0)
+        bound = apart_s or min(_AHEAD_S, LIMIT.slice_s or _AHEAD_S)
+        self._slices += 1
+        if apart_s and not self._slices % _ALONE:
+            return 1
         ahead = max(1, int(self._state.ahead * LIMIT.scale))
         return min(most, ahead, left, room, int(bound / self._pace))
 

@@ -103,10 +103,10 @@ class State:
         self.tokens.extend(ids)
 
     def run_ahead(self, token: int, steps: int, others: bool = True) -> list[npt.NDArray[np.uint8]]:
-        """One slice of 1 to `ahead` tokens: feeds `token`, then each time the likeliest that
-        follows. The record of `topk` after each, without `others` but the likeliest where that is
-        quicker; all tokens that were fed are in the cache then,
-        as if `run` had been given them one by one.
+        """One slice of 1 to `ahead` tokens, or fewer when something urgent came: feeds `token`,
+        then each time the likeliest that follows. The record of `topk` after each, without `others`
+        but the likeliest where that is quicker; all tokens that were fed are in the cache then, as
+        if `run` had been given them one by one.
 
         Raises:
             As run.
@@ -120,7 +120,8 @@ class State:
         self.executable.write("params", self._params)
         self.executable.write("ids", np.asarray([token], np.uint32))
         whole = self._ahead and not others
-        self.executable.run(*(("ahead",) if whole else ("decode", "head", "advance")) * steps)
+        sequences = ("ahead",) if whole else ("decode", "head", "advance")
+        steps = self.executable.run(*sequences * steps).done or steps
         every = self.executable.read("records", 4 * STRIDE * steps)
         records = [every[4 * STRIDE * i :][:RECORD_BYTES] for i in range(steps)]
         self.tokens.append(token)

@@ -34,6 +34,7 @@ from pvrd.workers.video_jobs import VideoTask
 
 EXIT_LOST = 1
 EXIT_PROTOCOL = 3
+PATIENT = ("ack", "ping", "count", "stats")  # messages that may wait for the end of a slice
 LEAST_SHARE = 0.01  # of the time: below it nothing would ever end
 
 log = logging.getLogger("pvrd.worker")
@@ -65,6 +66,7 @@ class Worker:
         self._videos: dict[str, VideoTask] = {}
         self._singles: dict[str, PictureTask | QueryTask] = {}  # by job: what cancelling fails
         self._meter = Meter()
+        self._meter.urgent = self._urgent
         self._recorder = Recorder(self._meter)
         self._neighbour: Neighbour | None = None
         self._share = 1.0  # of the time, that slices may take
@@ -100,6 +102,11 @@ class Worker:
             if received.message["t"] == "ping":
                 self._inbox.remove(received)
                 self._answer_ping(received)
+
+    def _urgent(self) -> bool:
+        """Did something come, in the middle of a slice, that should not wait for its end?"""
+        self._receive()
+        return any(received.message["t"] not in PATIENT for received in self._inbox)
 
     def _start(self) -> Backend | None:
         """Opens the device and says hello."""

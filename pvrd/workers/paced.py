@@ -14,10 +14,11 @@ from pvrd.workers.canary import Canary
 from pvrd.workers.rhythm import Rhythm
 
 T = TypeVar("T")
-CUTS = ("ahead", "decode")  # sequences that are cut into parts
-PART_S, ROOM, MOST_PARTS = 0.8e-3, 1.3, 16
-KNOWN = 8  # parts after which their time is known
-WHOLE = 16  # slices, of which one is whole: samples of the work are still computed again
+CUTS = ("ahead", "decode")  # sequences that are cut into parts, each a token
+PART_S, MOST_PARTS = 1.1e-3, 16  # a part costs a tenth of a millisecond beside its work
+NEARLY = 1.3  # times too many or too few parts are as good
+APART_S = 0.025  # what a slice of several tokens in parts may take, with its waits
+WHOLE = 16  # slices of one token, of which one is whole: samples of it are still computed again
 
 
 class Gate:
@@ -51,39 +52,46 @@ class Cut:
         self._gate = gate
         self._exe = executable
         self._parts = dict.fromkeys(CUTS, 1)
-        self._seen = dict.fromkeys(CUTS, 0)
         self._runs = 0
         self._segments: Any = None
 
+    @property
+    def on(self) -> bool:
+        """Are slices cut now?"""
+        return self._gate.rhythm.on and getattr(self._exe, "_recorded", None) is not None
+
     def wanted(self, sequences: Sequence[str]) -> bool:
         """Should this slice be run in parts?"""
-        if not self._gate.rhythm.on or sequences[0] not in CUTS:
+        if not self.on or sequences[0] not in CUTS:
             return False
-        if getattr(self._exe, "_recorded", None) is None:
-            return False
+        if sequences.count(sequences[0]) > 1:
+            return True
         self._runs += 1
         return self._runs % WHOLE != 1
 
-    def run(self, kind: Sequence[Hashable], sequences: Sequence[str]) -> RunStats:
-        """Runs it; without its waits. `kind` tells the executable and its state."""
+    def run(
+        self, kind: Sequence[Hashable], sequences: Sequence[str], stop: Callable[[], bool]
+    ) -> RunStats:
+        """Runs it, up to the token after which `stop()`; without its waits. `kind` tells the
+        executable and its state.
+        """
         if self._segments is None:
             from engine.backends.vulkan.segments import Segments
 
             self._segments = Segments(self._exe)
 
         def paced(part: tuple[str, int, int], submit: Callable[[], None]) -> None:
-            own = (*kind, part)
-            self._gate.run(own, submit)
-            self._took(part, self._gate.rhythm.alone(own))
+            self._gate.run((*kind, part), submit)
 
         cut = sequences[0]
-        return RunStats(self._segments.run(sequences, cut, self._parts[cut], paced))
+        count = self._count(cut, kind)
+        spent, done = self._segments.run(sequences, cut, count, paced, stop)
+        return RunStats(spent, None, done)
 
-    def _took(self, part: tuple[str, int, int], alone: float) -> None:
-        name, count, _ = part
-        if count != self._parts.get(name):
-            return
-        self._seen[name] += 1
-        if self._seen[name] > KNOWN and alone > ROOM * PART_S and count < MOST_PARTS:
-            self._parts[name] = min(MOST_PARTS, math.ceil(count * alone / PART_S))
-            self._seen[name] = 0
+    def _count(self, cut: str, kind: Sequence[Hashable]) -> int:
+        """By what the parts of a token, or a whole one, take alone."""
+        alone, count = self._gate.rhythm.alone, self._parts[cut]
+        takes = sum(each := [alone((*kind, (cut, count, number))) for number in range(count)])
+        if all(each) and not count / NEARLY < takes / PART_S < count * NEARLY:
+            self._parts[cut] = min(MOST_PARTS, max(1, math.ceil(takes / PART_S)))
+        return self._parts[cut]

@@ -3,34 +3,48 @@
 
 A compositor works on the GPU for a part of each refresh, at the same place in it. pvrd tells the
 worker how long a refresh is (an agent measured it); where that part lies the worker feels: a
-submission that meets another's work takes longer than it does alone. From then on nothing is
-submitted that would not be done before the part begins, and nothing before it is over.
+submission that meets another's work takes longer than it does alone. From what was felt the part is
+found (rhythm_search.py); from then on nothing is submitted that would not be done before the part
+begins, and nothing before it is over.
 
-Both ends of the part move inwards by CREEP_S a refresh and back at the first touch, by more when
-one follows the other: so they follow a compositor whose frames change, and a part where nobody
-works any more closes within seconds. Pure: times are arguments, in seconds, CLOCK_MONOTONIC.
+Both ends of the part move inwards, by CREEP_S in each refresh that probes, and back at a touch, by
+more when one follows the other: so they follow a compositor whose frames change, and a part where
+nobody works any more closes within seconds. Where the ends are known few refreshes probe and the
+others keep a margin: a touch costs the compositor's frame about a millisecond, and a device that
+finishes what it began (an H200 up to 0.7 ms of it) does not let us feel that we were late. Touches
+that go on for LOST refreshes say that the part lies elsewhere: it is searched anew.
+
+Pure: times are arguments, in seconds, CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 
-KINDS = 256  # of submissions that are remembered
-RISE = 1.002  # of what a kind takes alone, a submission: a device that slows down is noticed
+from pvrd.workers import rhythm_search
+from pvrd.workers.rhythm_search import MOST
+
+KINDS = 512  # of submissions that are remembered
+PAUSE_S, WAKE_S = 0.4e-3, 0.2e-3  # after it a device wakes up first: a kind of its own; at most
+RISE = 1.0003  # of what a kind takes alone, a submission: a device that slows down is noticed
 FELT_S, FELT = 0.15e-3, 0.04  # longer than alone by so much, and by this share of it: a touch
-NOISES, MOST_NOISE_S = 2.5, 0.25e-3  # and so many times what it is when nobody else is at work
-CREEP_S = 0.025e-3  # a refresh; more after each LONG of them without a touch
-LONG = 12
-BACK_S = 0.15e-3  # after a touch; doubles from refresh to refresh
-MOST_BACK_S = 1.2e-3
+RANK, STEP_S = 0.95, 0.01e-3  # the quantile of that far from the part, and how it is followed
+NOISES, MOST_NOISE_S = 1.6, 0.35e-3  # so many times that is a touch; the most that it is
+FULL, LITTLE = 0.7, 0.2  # of the longest touch since the search: met all of it, or little
+SPAN, MOST_SEEN = 8, 1024  # refreshes, and submissions of them, that a search is of
+FEW = 4  # touches, and refreshes, before it
+PROBE = 12  # of so many refreshes one goes to the ends that are known
+MARGIN_S = 0.3e-3, 0.1e-3  # that the others keep to the part's begin and end
+CREEP_S = 0.05e-3  # at a probe; more after each LONG of them without a touch
+LONG = 24, 8  # after so many, too, every refresh probes: an end that is late costs a frame less
+BACK_S, MOST_BACK_S = (1.1e-3, 0.15e-3), 1.8e-3  # after a touch; doubles from probe to probe
 NEAR_S = 1.0e-3  # of an end of the part: a touch is with that end
 AIM_S, SLOP_S = 0.05e-3, 0.25e-3  # before the part: where the last one is to end, or after it
 LEAST_S = 0.3e-3  # a shorter part is none
-DRIFT_S = 1.6e-6  # of the refresh's length, at a touch of the begin; an eighth back without one
-TRUE = 0.005  # so far from what was told the length may be
-MOST = 0.8  # of a refresh: pvrd has the rest in any case
-LOST = 6  # touches in a row that are near no end: the part lies elsewhere
+TRUE = 0.0015  # so far from what was told the refresh's length may be
+LEAST_TURNS, MOST_TURNS, GAIN = 30, 400, 0.3  # refreshes between touches that tell it; of each
+LOST = 6  # refreshes in a row with a touch: the part lies elsewhere
 
 
 class Rhythm:
@@ -40,18 +54,33 @@ class Rhythm:
         self.told = self.period = 0.0
         self.start: float | None = None  # of the part in the present refresh
         self.busy = 0.0  # how long the part is
-        self._alone: OrderedDict[Hashable, float] = OrderedDict()
-        self._episode: float | None = None  # begin of the first of the touches in a row
-        self._stray = 0
-        self._noise = 0.0  # seconds longer than alone, on the average, far from the part
+        self._alone: OrderedDict[tuple[Hashable, bool], float] = OrderedDict()
+        self._ended = 0.0  # the last submission
+        self._noise = 0.7 * MOST_NOISE_S  # seconds longer than alone that few are far from the part
         self._aimed = False  # was the wait such that the next one ends where the part begins?
+        self._restart()
+
+    def _restart(self) -> None:
+        """Nothing is known of the part."""
+        self.start, self._most = None, 0.0
+        self._seen: deque[tuple[float, float, float]] = deque(maxlen=MOST_SEEN)
+        self._felt = 0  # touches among them
+        self._begin(0.0)
+
+    def _begin(self, busy: float) -> None:
+        """A part of this length was found. What is kept for both its ends: begin and end."""
+        self.busy = busy
+        self._doubled = [0, 0]  # touches in a row
+        self._calm = [long + 1 for long in LONG]  # probes without one; half of them after one
+        self._probes = [True, True]  # does the present refresh probe?
+        self._last: list[float | None] = [None, None]  # where it was when it was touched
+        self._number = self._rows = 0  # refreshes since then; in a row with a touch
         self._clear()
-        self._doubled = [0, 0]  # touches in a row with the begin and with the end
-        self._calm = [0, 0]  # refreshes in a row without one
 
     def _clear(self) -> None:
         self._touched = [False, False]
-        self._seen = [False, False]  # did anything of ours run near that end?
+        self._stray = False  # was the part met where it is not?
+        self._met = [False, False]  # did anything of ours run near that end?
 
     @property
     def on(self) -> bool:
@@ -62,12 +91,13 @@ class Rhythm:
         """Refreshes a second of a compositor that is at work; 0: there is none."""
         period = 1.0 / refresh_hz if refresh_hz > 0 else 0.0
         if period != self.told:
-            self.start, self._episode = None, None
             self.told = self.period = period
+            self._restart()
 
     def alone(self, kind: Hashable) -> float:
         """What this kind of submission takes alone, 0 while that is not known."""
-        return self._alone.get(kind, 0.0)
+        known = [self._alone[key] for key in ((kind, False), (kind, True)) if key in self._alone]
+        return min(known, default=0.0)
 
     def wait(self, now: float, need: float) -> float:
         """How long to wait before a submission that takes `need` alone."""
@@ -77,12 +107,15 @@ class Rhythm:
         if start is None:
             return 0.0
         at = now - start
-        if at < self.busy:
-            return self.busy - at
-        again = self.period + self.busy - at
-        if need > self.period - self.busy:  # it never fits: at least it begins with the free part
-            return 0.0 if at < self.busy + NEAR_S else again
-        left = self.period - at - need
+        before, after = (0.0 if p else m for p, m in zip(self._probes, MARGIN_S, strict=True))
+        free = self.busy + after
+        if at < free:
+            return free - at
+        again = self.period + free - at
+        if need > self.period - self.busy - sum(MARGIN_S):
+            # it never fits: at least it begins with the free part
+            return 0.0 if at < free + NEAR_S else again
+        left = self.period - before - at - need
         if self._aimed and left > -SLOP_S:
             self._aimed = False
             return 0.0
@@ -96,79 +129,100 @@ class Rhythm:
 
     def took(self, kind: Hashable, begin: float, end: float) -> None:
         """A submission of this kind began and was done then."""
-        took = end - begin
-        alone = self._alone.pop(kind, took)
-        self._alone[kind] = min(took, RISE * alone)
+        took, key = end - begin, (kind, begin - self._ended > PAUSE_S)
+        self._ended = end
+        alone = self._alone.pop(key, took)
+        if key[1]:  # it may never have been alone after a pause
+            alone = min(alone, self._alone.get((kind, False), alone) + WAKE_S)
+        self._alone[key] = min(took, RISE * alone)
         if len(self._alone) > KINDS:
             self._alone.popitem(last=False)
         if not self.on:
             return
         excess = took - alone
-        felt = excess > max(FELT_S, FELT * alone, NOISES * self._noise)
+        least = max(FELT_S, FELT * alone, NOISES * self._noise)
+        felt = excess > least
+        if excess > MOST * self.period:
+            return  # a hiccup: no part of a refresh takes so long
+        if felt:
+            self._most = max(self._most, excess)
+        if felt or excess < least / 2:  # between them it tells nothing
+            self._seen.append((begin, end, excess if felt else 0.0))
+        while self._seen and begin - self._seen[0][0] > SPAN * self.period:
+            self._seen.popleft()
         if self.start is None:
-            self._search(begin, felt)
+            self._hear(excess)
+            self._felt += felt
+            if self._felt >= FEW and begin - self._seen[0][0] >= FEW * self.period:
+                self._find(begin)
             return
         start = self._turn(begin)
         if start is not None:
             self._follow(begin - start, end - start, excess, felt)
 
-    def _search(self, begin: float, felt: bool) -> None:
-        """Touches in a row, from the first one's begin to that of what came after them."""
-        if felt:
-            self._episode = begin if self._episode is None else self._episode
-            if begin - self._episode > self.period:  # two that never come to an end together
-                self._found(begin, MOST * self.period)
-        elif self._episode is not None:
-            length = begin - self._episode
-            if LEAST_S < length < self.period:
-                self._found(self._episode, min(length, MOST * self.period))
-            self._episode = None
+    def _find(self, now: float) -> None:
+        """Searches the part. Where nothing is found the most that it can be lets the other one
+        come to an end, and shows more.
+        """
+        found = rhythm_search.find(self._seen, self.period)
+        start, busy = found or (now, MOST * self.period)
+        self.start = start + (now - start) // self.period * self.period
+        self._most = max((excess for _, _, excess in self._seen), default=0.0)
+        self._begin(busy)
 
-    def _found(self, start: float, busy: float) -> None:
-        self.start, self.busy, self._episode = start, busy, None
-        self._doubled, self._calm, self._stray = [0, 0], [0, 0], 0
-        self._clear()
+    def _hear(self, excess: float) -> None:
+        """How much longer than alone a submission takes where nobody else is at work."""
+        step = RANK if excess > self._noise else RANK - 1
+        self._noise = min(max(self._noise + STEP_S * step, 0.0), MOST_NOISE_S)
 
     def _follow(self, begin: float, end: float, excess: float, felt: bool) -> None:
         """A submission from `begin` to `end`, from the part's begin on."""
-        late, early = begin < self.busy + NEAR_S, end - excess > self.period - NEAR_S
-        self._seen[1] |= late
+        late = begin < self.busy + NEAR_S
+        early = end - excess > self.period - NEAR_S
+        self._met[1] |= late
         if end - excess > self.period + SLOP_S:
             return  # it could not but meet the next part: that tells of no end
-        self._seen[0] |= early or end > self.period - NEAR_S
+        self._met[0] |= early or end > self.period - NEAR_S
         if not (late or early):
-            seen = min(max(excess, 0.0), MOST_NOISE_S)
-            self._noise += 0.02 * (seen - self._noise)
+            self._hear(excess)
         if not felt:
-            self._stray = 0
             return
-        if late:
-            self._touch(1, excess)
-        elif end > self.period - NEAR_S:
-            self._touch(0, excess)
-        else:
-            self._stray += 1
-            if self._stray >= LOST:
-                self.start, self._stray = None, 0
+        full = excess > FULL * self._most
+        reaches = end > self.period - NEAR_S
+        if reaches and (not late or full):
+            if full or (self._probes[0] and excess > LITTLE * self._most):
+                self._touch(0, 0.0)
+        elif late and (more := begin + excess - self.busy) > 0:  # else the part is what it was
+            if self._probes[1] or full:
+                self._touch(1, more)
+        elif full and not late:
+            self._stray = True
 
-    def _touch(self, which: int, excess: float) -> None:
-        """The part begins earlier (0) or ends later (1) than was thought."""
+    def _touch(self, which: int, more: float) -> None:
+        """The part begins earlier (0) or ends later (1) than was thought, by `more` at least."""
         if self._touched[which]:
             return
         self._touched[which] = True
-        self._calm[which] = 0
-        back = min(BACK_S * 2.0 ** self._doubled[which], MOST_BACK_S)
-        if which:
-            back = min(max(back, excess), MOST_BACK_S)
-        if not which:
-            self._drift(-DRIFT_S * 2.0 ** self._doubled[0])
+        self._calm[which] //= 2  # one alone may be a hiccup
+        back = min(max(BACK_S[which] * 2.0 ** self._doubled[which], more), MOST_BACK_S)
+        if not self._doubled[which]:
+            self._drift(which)
         self._doubled[which] += 1
         self._grow(which, back)
 
-    def _drift(self, by: float) -> None:
-        """A screen's 60 Hz are not quite those of our clock."""
+    def _drift(self, which: int) -> None:
+        """A screen's 60 Hz are not quite those of our clock: by as much as an end of the part went
+        on from touch to touch.
+        """
+        assert self.start is not None
+        at, last = self.start + which * self.busy, self._last[which]
+        count = 0 if last is None else round((at - last) / self.told)
+        if last is None or count >= LEAST_TURNS:
+            self._last[which] = at
+        if last is None or not LEAST_TURNS <= count <= MOST_TURNS:
+            return
         low, high = (1 - TRUE) * self.told, (1 + TRUE) * self.told
-        self.period = min(max(self.period + by, low), high)
+        self.period += GAIN * (min(max((at - last) / count, low), high) - self.period)
 
     def _grow(self, which: int, by: float) -> None:
         assert self.start is not None
@@ -184,14 +238,21 @@ class Rhythm:
         while self.start is not None and now >= self.start + self.period:
             gone = int((now - self.start) / self.period)
             self.start += gone * self.period
+            if any(self._touched) or self._stray:
+                self._rows += 1
+            elif any(p and m for p, m in zip(self._probes, self._met, strict=True)):
+                self._rows = 0
+            self._number += 1
             for which in (0, 1):
-                if self._seen[which] and not self._touched[which]:
+                if self._probes[which] and self._met[which] and not self._touched[which]:
                     self._doubled[which] = 0
-                    self._calm[which] += 1
-                    if not which:
-                        self._drift(DRIFT_S / 8)
-                    self._grow(which, -CREEP_S * (1 + self._calm[which] // LONG))
+                    self._calm[which] = min(self._calm[which] + 1, 2 * LONG[which])
+                    self._grow(which, -CREEP_S * (1 + self._calm[which] // LONG[which]))
+                calm = self._calm[which] > LONG[which]
+                self._probes[which] = calm or self._touched[which] or not self._number % PROBE
             self._clear()
             if self.busy < LEAST_S:
-                self.start = None
+                self._restart()
+            elif self._rows >= LOST:
+                self._find(now)
         return self.start

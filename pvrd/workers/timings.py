@@ -25,7 +25,7 @@ from engine.backends.base import (
 from engine.pace import ASIDE
 from engine.program import Program
 from pvrd.workers.canary import Canary
-from pvrd.workers.paced import Cut, Gate
+from pvrd.workers.paced import APART_S, Cut, Gate
 from pvrd.workers.rhythm import Rhythm
 
 PARTS = ("input", "queue", "upload", "compute", "download", "host")
@@ -44,6 +44,7 @@ class Meter:
         self.upload = self.compute = self.download = 0.0
         self.canary = Canary()
         self.gate = Gate(Rhythm(), self.canary)
+        self.urgent: Callable[[], bool] = lambda: False  # does something wait that cannot?
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds of all tokens and frames
         self.slices: deque[Slice] | None = None  # of the present trace
         self.kernel: Callable[[str, float, float], None] | None = None  # who is told of each then
@@ -170,6 +171,11 @@ class MeteredExecutable:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    @property
+    def apart_s(self) -> float:
+        """How long a slice of several tokens may take, since others come between; 0: they don't."""
+        return APART_S if self._cut.on else 0.0
+
     def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:
         began = time.perf_counter()
         self._inner.write(buffer, data, offset)
@@ -204,7 +210,7 @@ class MeteredExecutable:
             stats = self._apart(apart, sequences, **more)
             took = time.perf_counter() - began
         elif not more and self._cut.wanted(sequences):
-            stats = self._cut.run((self._weights, *self._size), sequences)
+            stats = self._cut.run((self._weights, *self._size), sequences, meter.urgent)
             took = stats.wall_s
         else:
             stats, took = self._judged(sequences, **more)

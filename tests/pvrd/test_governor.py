@@ -339,3 +339,20 @@ def test_it_asks_to_be_asked_again_exactly_when_something_is_due(seed: int) -> N
             late = replace(snapshot, time_s=snapshot.time_s + 299)
             same, _ = decide(late, state, DEFAULTS)
             assert same == decision
+
+
+def test_a_compositor_that_misses_nothing_is_believed_before_the_canary() -> None:
+    """Slices that wait for its frames take twice as long: that harms nobody but them."""
+    decision, state = Decision(), State()
+    for tenth in range(100):
+        seen = Snapshot(0.1 * tenth, canary=4.0, missed_per_s=0.0, refresh_hz=60.0)
+        decision, state = decide(seen, state, DEFAULTS)
+    assert (decision.device, decision.share) == ("gpu", 1.0)
+    for tenth in range(100, 200):
+        seen = Snapshot(0.1 * tenth, canary=4.0, missed_per_s=4.0, refresh_hz=60.0)
+        decision, state = decide(seen, state, DEFAULTS)
+    assert (decision.device, decision.share) == ("gpu", 0.5)
+    for tenth in range(200, 300):
+        seen = Snapshot(0.1 * tenth, canary=9.0, missed_per_s=0.0, refresh_hz=60.0)
+        decision, state = decide(seen, state, DEFAULTS)
+    assert decision.device == "cpu"

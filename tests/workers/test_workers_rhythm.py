@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.backends.base import RunStats
 from engine.backends.vulkan import VulkanBackend
 from engine.backends.vulkan.segments import Segments
 from engine.text.model import TextModel
 from pvrd.workers.rhythm import LEAST_S, Rhythm
-from pvrd.workers.timings import Meter, Spans
+from pvrd.workers.timings import Meter, Metered, Spans
 from tests.workers.conftest import Peer
 
 FRAME_S = 6e-3
@@ -28,11 +29,14 @@ LOCKED_S = 3.0  # until then it may still search
 
 @dataclass
 class Screen:
-    """A GPU with a compositor on it; `turns` shares it half and half, else the frame goes first."""
+    """A GPU with a compositor on it; by `kind` it shares half and half (turns), the frame goes
+    first (first), or it does as an H200 was seen to (finishes): what is under way it goes on with
+    for up to 0.7 ms; a frame under way is done first, but takes a while longer for the switch.
+    """
 
     hz: float = 60.0
     frame_s: float = FRAME_S
-    turns: bool = True
+    kind: str = "turns"
     until_s: float = 1e9
     seed: int = 1
     now: float = 0.0
@@ -73,10 +77,32 @@ class Screen:
             else:
                 self.now = until
 
+    def _finishes(self, seconds: float) -> None:
+        if self._left:
+            self.now += self._left + 0.75e-3
+            self._ended()
+        while self._next < self.now + seconds:
+            seconds -= max(0.0, self._next - self.now)
+            self.now = max(self.now, self._next)
+            ours = min(seconds, 0.7e-3)
+            self.now += ours
+            seconds -= ours
+            self._begin()
+            self._begun -= ours
+            if seconds < 1e-9:
+                return
+            self.now += self._left + 0.6e-3
+            self._ended()
+            seconds += 0.2e-3
+        self.now += seconds
+
     def work(self, seconds: float) -> None:
         """A submission of ours."""
+        if self.kind == "finishes":
+            self._finishes(seconds)
+            return
         while seconds > 1e-9:
-            if self._left and not self.turns:
+            if self._left and self.kind == "first":
                 self.now += self._left
                 self._ended()
             elif self._left:
@@ -110,7 +136,7 @@ def beside(screen: Screen, part_s: float, seconds: float = 12.0) -> tuple[Rhythm
         began = screen.now
         screen.idle(began + 20e-6)
         screen.work(part_s)
-        screen.idle(screen.now + 40e-6 * rng.random() + (rng.random() < 0.01) * 300e-6)
+        screen.idle(screen.now + 40e-6 * rng.random() + (rng.random() < 10 * part_s) * 300e-6)
         rhythm.took("part", began, screen.now)
         screen.idle(screen.now + 30e-6)
         done += part_s if began > LOCKED_S else 0.0
@@ -123,15 +149,34 @@ def frames(screen: Screen) -> tuple[float, float]:
     return statistics.median(took), took[len(took) * 99 // 100]
 
 
-@pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.parametrize(("kind", "worst"), [("turns", 1.16), ("first", 1.05), ("finishes", 1.27)])
 @pytest.mark.parametrize("part_s", [0.5e-3, 0.8e-3, 2e-3])
-def test_frames_stay_as_they_are_and_half_of_the_device_is_used(turns: bool, part_s: float) -> None:
-    screen = Screen(turns=turns)
-    _, share = beside(screen, part_s)
-    middle, p99 = frames(screen)
-    assert middle <= 1.05 * 1e3 * FRAME_S
-    assert p99 <= 1.10 * 1e3 * FRAME_S
-    assert share >= 0.48
+def test_frames_stay_as_they_are_and_half_of_the_device_is_used(
+    kind: str, worst: float, part_s: float
+) -> None:
+    for seed in range(2):
+        screen = Screen(kind=kind, seed=seed)
+        _, share = beside(screen, part_s)
+        middle, p99 = frames(screen)
+        assert middle <= 1.05 * 1e3 * FRAME_S
+        assert p99 <= worst * 1e3 * FRAME_S
+        assert share >= 0.45
+
+
+def test_parts_that_rest_and_are_long_when_the_search_begins() -> None:
+    """As a worker's are that has a share of the device and does not yet cut what it submits."""
+    screen, rng, rhythm = Screen(kind="finishes"), random.Random(3), Rhythm()
+    rhythm.pace(60.0)
+    while screen.now < 8.0:
+        part_s = 3.2e-3 if screen.now < 0.15 else 0.9e-3
+        while (pause := rhythm.wait(screen.now, rhythm.alone(part_s))) > 0:
+            screen.idle(screen.now + pause + 80e-6 * rng.random())
+        began = screen.now
+        screen.work(part_s)
+        rhythm.took(part_s, began, screen.now)
+        screen.idle(screen.now + (1 / 0.75 - 1) * part_s + 0.9e-3 * rng.random())
+    assert frames(screen)[0] <= 1.05 * 1e3 * FRAME_S
+    assert 0.9 * FRAME_S < rhythm.busy < 1.4 * FRAME_S
 
 
 @pytest.mark.parametrize("hz", [59.94, 60.06])
@@ -139,7 +184,7 @@ def test_a_screen_that_is_not_quite_as_fast_as_it_says(hz: float) -> None:
     screen = Screen(hz=hz)
     _, share = beside(screen, 0.8e-3)
     assert frames(screen)[1] <= 1.10 * 1e3 * FRAME_S
-    assert share >= 0.48
+    assert share >= 0.45
 
 
 def test_a_part_where_nobody_works_any_more_closes() -> None:
@@ -207,7 +252,7 @@ def test_parts_compute_what_the_whole_does(tiny: Path, tmp_path: Path) -> None:
                 exe: Any = state.executable
                 with pytest.MonkeyPatch.context() as patch:
                     cut = partial(parts.run, cut="decode", count=count, paced=run)
-                    patch.setattr(exe, "run", lambda *names, cut=cut: cut(names))
+                    patch.setattr(exe, "run", lambda *names, cut=cut: RunStats(*cut(names)))
                     state.run([4], head=True, decode=True)
                 assert len(kinds) == min(count, len(exe.program.sequences["decode"]))
             else:
@@ -216,3 +261,32 @@ def test_parts_compute_what_the_whole_does(tiny: Path, tmp_path: Path) -> None:
         state.close()
         model.close()
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.gpu
+def test_a_slice_of_several_tokens_ends_early_for_what_cannot_wait(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """The tokens are the same whether all were computed in one slice or the rest in the next."""
+    with contextlib.closing(VulkanBackend(allow_software=True)) as backend:
+        meter = Meter()
+        metered: Any = Metered(backend, meter)
+        model = TextModel.load(tiny, str(tmp_path / "tiny.pvrm"), metered)
+        model.ahead = 8
+        meter.gate.rhythm.pace(60.0)
+        said = []
+        for urgent in (False, True):
+            meter.urgent = lambda urgent=urgent: urgent  # type: ignore[misc]
+            state = model.state(64)
+            state.run([1, 2, 3], head=True)
+            token, slices = 4, 0
+            tokens: list[int] = []
+            while len(tokens) < 6:
+                records = state.run_ahead(token, min(3, 6 - len(tokens)), others=False)
+                tokens += [int(record[:4].view(np.uint32)[0]) for record in records]
+                token, slices = tokens[-1], slices + 1
+            said.append((tokens, slices))
+            state.close()
+        model.close()
+    assert [slices for _, slices in said] == [2, 6]
+    assert said[0][0] == said[1][0]

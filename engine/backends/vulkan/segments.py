@@ -18,6 +18,11 @@ from engine.backends.vulkan import api
 Paced = Callable[[tuple[str, int, int], Callable[[], None]], None]
 
 
+def never() -> bool:
+    """Nothing is waiting."""
+    return False
+
+
 class Segments:
     """Of one VulkanExecutable; made when they are first wanted, they end with it."""
 
@@ -40,8 +45,17 @@ class Segments:
             self._parts[key] = commands
         return self._parts[key]
 
-    def run(self, sequences: Sequence[str], cut: str, count: int, paced: Paced) -> float:
-        """Runs a slice whose sequences `cut` are in `count` parts; seconds of all submissions.
+    def run(
+        self,
+        sequences: Sequence[str],
+        cut: str,
+        count: int,
+        paced: Paced,
+        stop: Callable[[], bool] = never,
+    ) -> tuple[float, int]:
+        """Runs a slice whose sequences `cut` are in `count` parts; seconds of all submissions, and
+        how many of those sequences were run: all, unless `stop()` said after one, with what
+        belongs to it, that the slice is to end.
 
         `paced(kind, submit)` is called for each submission, in order, and has to call `submit`;
         kind is (cut, count, number of the part), which tells those apart that take different times.
@@ -51,7 +65,7 @@ class Segments:
         """
         exe = self._exe
         exe._send()
-        spent, at = 0.0, 0
+        spent, at, done, runs = 0.0, 0, 0, 0
 
         def submit(submission: Any, count: bool) -> None:
             nonlocal spent
@@ -59,12 +73,14 @@ class Segments:
             exe._backend._submit(submission, count)
             spent += time.perf_counter() - began
 
-        while at < len(sequences):
+        while at < len(sequences) and not (done and stop()):
             after = at + 1
             while after < len(sequences) and sequences[after] != cut:
                 after += 1
             own = tuple(sequences[at:after])
             at = after
+            done += own[0] == cut
+            runs += sum(len(exe.program.sequences[name]) for name in own)
             many = len(self.parts(cut, count)) if own[0] == cut else 1
             for number in range(many):
                 key = count, own, number
@@ -73,9 +89,8 @@ class Segments:
                         self._commands(own, cut, count, number, many)
                     )
                 paced((own[0], count, number), partial(submit, self._ready[key], number == 0))
-        calls = sum(len(exe.program.sequences[name]) for name in sequences)
-        exe._backend._counters["dispatches"] += calls
-        return spent
+        exe._backend._counters["dispatches"] += runs
+        return spent, done
 
     def _commands(
         self, own: tuple[str, ...], cut: str, count: int, number: int, many: int
