@@ -35,10 +35,11 @@ FULL, LITTLE = 0.7, 0.2  # of the longest touch since the search: met all of it,
 SPAN, MOST_SEEN = 8, 1024  # refreshes, and submissions of them, that a search is of
 FEW = 4  # touches, and refreshes, before it
 PROBE = 12  # of so many refreshes one goes to the ends that are known
-MARGIN_S = 0.3e-3, 0.1e-3  # that the others keep to the part's begin and end
+MARGIN_S = 0.15e-3, 0.05e-3  # that the others keep to the part's begin and end
 CREEP_S = 0.05e-3  # at a probe; more after each LONG of them without a touch
 LONG = 24, 8  # after so many, too, every refresh probes: an end that is late costs a frame less
-BACK_S, MOST_BACK_S = (1.1e-3, 0.15e-3), 1.8e-3  # after a touch; doubles from probe to probe
+BACK_S = 0.8e-3, 0.15e-3  # after a touch; doubles from probe to probe
+MOST_BACK_S = 1.8e-3, 0.5e-3
 NEAR_S = 1.0e-3  # of an end of the part: a touch is with that end
 AIM_S, SLOP_S = 0.05e-3, 0.25e-3  # before the part: where the last one is to end, or after it
 LEAST_S = 0.3e-3  # a shorter part is none
@@ -204,7 +205,8 @@ class Rhythm:
             return
         self._touched[which] = True
         self._calm[which] //= 2  # one alone may be a hiccup
-        back = min(max(BACK_S[which] * 2.0 ** self._doubled[which], more), MOST_BACK_S)
+        back = max(BACK_S[which] * 2.0 ** self._doubled[which], more)
+        back = min(back, MOST_BACK_S[which])
         if not self._doubled[which]:
             self._drift(which)
         self._doubled[which] += 1
