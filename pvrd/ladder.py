@@ -6,7 +6,8 @@ late: a level that had held for a while is forgiven FORGIVEN of them, since each
 alone (it is interpolated). It climbs by trials of one frame. The next one after a trial that failed
 waits twice as long, so that a constant load is tried ever more rarely; but from plain
 interpolation, where a trial costs no frame its quality, only ROOMY_S while its device has time to
-spare, and UNHELD_S where the level was reached and did not hold.
+spare, and UNHELD_S where the level was reached and did not hold: then it takes twice as many trials
+in a row to reach it again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SLOW_S = 10.0  # at one level, before one is tried that was too slow when it was
 FORGIVEN = 2  # frames that a level may be late with, if it had held
 HELD_S = 1.0  # in use without such a frame: then it had
 ROOMY_S, UNHELD_S = 2.0, 8.0  # between trials from plain interpolation, where there is time
+PROOFS = 8  # the most trials in a row that have to be fine there; each rise for nothing doubles it
 SPARE, IDLE = 0.9, 0.5  # of the time to spare may be asked for; a device that is free enough
 APART_S = 0.1  # from one session's trial to another one's
 USE_S = 1.0  # the time over which the use of a device is taken
@@ -54,6 +56,8 @@ class Level:
     after: float = 0.0  # no trial before
     since: float = field(default=float("-inf"))  # it is, or was last, in use from then on
     again: float = float("-inf")  # no trial before, where there is time to spare
+    proofs: int = 1  # trials in a row that have to be fine, to rise from plain interpolation
+    passed: int = 0  # of them
 
 
 class Ladder:
@@ -138,7 +142,11 @@ class Ladder:
             return
         if trial and level < self.at:
             if fine and took <= FIT * budget:
-                one.takes = took
+                one.takes, one.passed = took, one.passed + 1
+                if self.at == len(self.levels) - 1 and one.passed < one.proofs:
+                    one.after = now
+                    return
+                one.passed = 0
                 self._go(now, level, f"on the way up: {one.name} takes {_of(took, budget)}")
             else:
                 self._later(one, now)
@@ -186,13 +194,15 @@ class Ladder:
             if now - one.since < 4 * one.wait:
                 self._later(one, now)  # it did not hold for long: as a trial that failed
                 one.again = now + UNHELD_S
+                one.proofs = min(2 * one.proofs, PROOFS)
             else:
+                one.proofs = 1
                 one.wait, one.after = FIRST_S, now + FIRST_S
                 one.again = now + FIRST_S
             self._go(now, self._fitting(below, budget, wait), why)
 
     def _later(self, one: Level, now: float) -> None:
-        one.again, one.after = now + ROOMY_S, now + one.wait
+        one.again, one.after, one.passed = now + ROOMY_S, now + one.wait, 0
         one.wait = min(2 * one.wait, MOST_S)
 
     def _roomy(self, at: int, now: float, spare: Mapping[str, Spare]) -> bool:

@@ -339,6 +339,21 @@ def test_a_small_stream_comes_back_soon_after_the_others_went() -> None:
     assert [crowd.part(session, begin + 6.0) for session in range(3)] == [1.0] * 3
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_beside_it_do_not_make_a_small_stream_flap(seed: int) -> None:
+    """They make every other frame too slow, then go."""
+    crowd, rng = Crowd(1, seed), random.Random(seed)
+    crowd.slow = lambda now: rng.choice((1.0, 2.0, 7.0, 12.0))
+    crowd.run(60)
+    before = crowd.ladders[0].changes
+    crowd.run(60)
+    assert crowd.ladders[0].changes - before <= 4
+    crowd.slow = lambda now: 1.0
+    begin = crowd.now
+    crowd.run(12)
+    assert crowd.part(0, begin + 10.0) == 1.0
+
+
 def test_one_slow_moment_costs_no_level() -> None:
     crowd = Crowd(1, 2)
     crowd.slow = lambda now: 8.0 if 3 <= now < 3.05 or 5 <= now < 5.02 else 1.0
