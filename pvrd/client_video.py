@@ -9,6 +9,7 @@ import mmap
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -47,6 +48,10 @@ class Done:
     level: int = 0  # of the property Levels: what made it
 
 
+# Mapped memory needs its descriptor no more; before Python 3.13 it goes with the memory.
+_NO_FD: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
 class Ring:
     """The frames of a session in memory. `layout` is the daemon's (docs/api.md)."""
 
@@ -54,7 +59,7 @@ class Ring:
         self.layout = layout
         self.slots = int(layout["slots"])
         try:
-            self._map = mmap.mmap(fd, int(layout["ring_bytes"]))
+            self._map = mmap.mmap(fd, int(layout["ring_bytes"]), **_NO_FD)
         finally:
             os.close(fd)
         self._memory = memoryview(self._map)
