@@ -31,8 +31,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "faults": ("tests/faults/test_fault_matrix.py",),
     "packages": ("tests/boot", "tests/packaging"),
     "instrumented": (f"{VALIDATION}::test_the_suite_is_valid[gpu_assisted]",),
-    "profiles": (PROFILES,),
     "kernels": ("tests/kernels",),
+    "profiles": (PROFILES,),
     "validation": (f"{VALIDATION}::test_the_suite_is_valid[synchronisation]",),
     "rest": (),  # all that no other part has
 }
