@@ -194,6 +194,19 @@ def test_a_lent_frame_is_given_up_at_its_deadline(worker: Peer, ring: Ring) -> N
     assert same(ring.get(0), ring.expected(0))
 
 
+def test_a_lease_that_ended_before_its_turn_is_told_at_once(worker: Peer, ring: Ring) -> None:
+    worker.send("video.open", [ring.fd], **ring.message())
+    worker.expect("video.ready")
+    worker.send("govern", parked=True)
+    for seq, lease in enumerate((0, 1)):
+        ring.put(seq, seq)
+        worker.send("frame", session="v", seq=seq, slot=seq, deadline_ns=0, lease_ns=lease)
+    worker.send("govern", parked=False)
+    told = [worker.expect("frame.done") for _ in range(2)]
+    assert [(done["seq"], done.get("given_up", False)) for done in told] == [(1, True), (0, False)]
+    assert same(ring.get(0), ring.expected(0))
+
+
 def test_nothing_is_put_where_a_lease_is_over() -> None:
     plane = np.zeros((4, 64), np.uint8)
     rows = np.ones((2, 64), np.uint8)
