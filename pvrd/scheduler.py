@@ -216,13 +216,16 @@ class Scheduler:
             return _Turn(urgent[0])
         return _Turn(self._fairest(plain or there), fair=True)
 
-    def charge(self, keys: Sequence[Hashable], seconds: float, now: float) -> None:
+    def charge(
+        self, keys: Sequence[Hashable], seconds: float, now: float, pieces: int = 1
+    ) -> None:
         """A slice took `seconds` and ended `now`. The first key is the one that was picked, the
-        others are those whom the slice served too: each is charged an equal part of it.
+        others are those whom the slice served too: each is charged an equal part of it. `pieces`:
+        after each of so many it could have been ended.
         """
         seconds = max(seconds, 0.0)
         turn, self._turn = self._turn, None
-        self._block = max(seconds, 0.98 * self._block)
+        self._block = max(seconds / max(1, pieces), 0.98 * self._block)
         for account in turn.accounts if turn else ():
             account.grow(seconds)
         if turn is not None and turn.aged:

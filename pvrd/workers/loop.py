@@ -69,6 +69,7 @@ class Worker:
         self._meter.urgent = self._urgent
         self._recorder = Recorder(self._meter)
         self._neighbour: Neighbour | None = None
+        self._running: Task | None = None  # the last slice's
         self._share = 1.0  # of the time, that slices may take
         self._parked = False
         self._rests = 0.0  # until then no slice runs
@@ -104,9 +105,11 @@ class Worker:
                 self._answer_ping(received)
 
     def _urgent(self) -> bool:
-        """Did something come, in the middle of a slice, that should not wait for its end?"""
+        """Is there, in the middle of a slice, something that should not wait for its end?"""
         self._receive()
-        return any(received.message["t"] not in PATIENT for received in self._inbox)
+        if any(received.message["t"] not in PATIENT for received in self._inbox):
+            return True
+        return self._scheduler.dated(self._running)
 
     def _start(self) -> Backend | None:
         """Opens the device and says hello."""
@@ -193,10 +196,11 @@ class Worker:
         waited = self._meter.gate.waited
         began = time.monotonic()
         task.spans.begins(began)
+        self._running, self._meter.pieces = task, 1
         goes_on = self._guard(task.subject(), task.step)
         ended = time.monotonic()
         spent = ended - began - (self._meter.gate.waited - waited)
-        self._scheduler.charge(task, spent)
+        self._scheduler.charge(task, spent, self._meter.pieces)
         if self._recorder.on:
             self._recorder.slice(task, began, ended)
         if not goes_on:

@@ -85,8 +85,17 @@ class Scheduler:
         chosen = self._rules.pick(found, now)
         return None if chosen is None else self._tasks[chosen]  # type: ignore[index]
 
-    def charge(self, task: Task, seconds: float) -> None:
-        """Notes what a slice of the task took; those that it was for, too, bear a part of it."""
+    def dated(self, running: Task | None) -> bool:
+        """Does a task beside the running one wait whose work is due at a time?"""
+        return any(
+            task is not running and task.ready() and task.deadline() is not None
+            for task in self._tasks.values()
+        )
+
+    def charge(self, task: Task, seconds: float, pieces: int = 1) -> None:
+        """Notes what a slice of the task took; those that it was for, too, bear a part of it.
+        `pieces`: after each of so many it could have been ended.
+        """
         beside: Sequence[Task] = getattr(task, "beside", ())
         keys = [id(task), *(id(other) for other in beside if other is not task)]
-        self._rules.charge(keys, seconds, self._clock())
+        self._rules.charge(keys, seconds, self._clock(), pieces)

@@ -45,6 +45,7 @@ class Meter:
         self.canary = Canary()
         self.gate = Gate(Rhythm(), self.canary)
         self.urgent: Callable[[], bool] = lambda: False  # does something wait that cannot?
+        self.pieces = 1  # of the present slice, after each of which it asked
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds of all tokens and frames
         self.slices: deque[Slice] | None = None  # of the present trace
         self.kernel: Callable[[str, float, float], None] | None = None  # who is told of each then
@@ -211,6 +212,7 @@ class MeteredExecutable:
             took = time.perf_counter() - began
         elif not more and self._cut.wanted(sequences):
             stats = self._cut.run((self._weights, *self._size), sequences, meter.urgent)
+            meter.pieces = max(1, stats.done or 1)
             took = stats.wall_s
         else:
             stats, took = self._judged(sequences, **more)

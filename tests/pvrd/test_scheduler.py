@@ -315,3 +315,22 @@ def test_a_cheap_end_that_is_due_goes_first_among_long_slices() -> None:
         scheduler.charge(["long"], 0.02, now)
     due = Ready("frame", now + 0.008, 0.002)
     assert scheduler.pick([Ready("long"), due], now) == "frame"
+
+
+def test_a_slice_that_could_have_been_ended_is_no_obstacle_to_a_deadline() -> None:
+    """Ten tokens of 2 ms in a slice: a frame of 3 ms that is due in 12 ms waits for one of them."""
+    picked = []
+    for pieces in (1, 10):
+        scheduler, now = Scheduler(), 0.0
+        scheduler.add("text", 11)
+        scheduler.add("frame", 5)
+        for number in range(20):
+            now += 0.001
+            due = Ready("frame", now + 0.04)
+            scheduler.pick([due], now)
+            scheduler.charge(["frame"], 0.003, now)
+            scheduler.pick([Ready("text")], now)
+            now += 0.02
+            scheduler.charge(["text"], 0.02, now, pieces)
+        picked.append(scheduler.pick([Ready("text"), Ready("frame", now + 0.012)], now))
+    assert picked == ["text", "frame"]

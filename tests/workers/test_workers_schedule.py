@@ -183,3 +183,16 @@ def test_removed_task_runs_no_more() -> None:
     assert bench.run(3) == ["b"] * 3
     assert bench.scheduler.tasks() == [b]
     assert len(bench.scheduler) == 1
+
+
+def test_what_is_due_at_a_time_is_seen_beside_the_running_task() -> None:
+    bench = Bench()
+    text, frame = Fake(bench.clock, "text"), Fake(bench.clock, "frame")
+    bench.scheduler.add(text)
+    bench.scheduler.add(frame)
+    assert not bench.scheduler.dated(text)
+    frame.due = 5_000_000_000
+    assert bench.scheduler.dated(text)
+    assert not bench.scheduler.dated(frame)
+    frame.parked = True
+    assert not bench.scheduler.dated(text)
