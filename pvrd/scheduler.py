@@ -216,9 +216,7 @@ class Scheduler:
             return _Turn(urgent[0])
         return _Turn(self._fairest(plain or there), fair=True)
 
-    def charge(
-        self, keys: Sequence[Hashable], seconds: float, now: float, pieces: int = 1
-    ) -> None:
+    def charge(self, keys: Sequence[Hashable], seconds: float, now: float, pieces: int = 1) -> None:
         """A slice took `seconds` and ended `now`. The first key is the one that was picked, the
         others are those whom the slice served too: each is charged an equal part of it. `pieces`:
         after each of so many it could have been ended.

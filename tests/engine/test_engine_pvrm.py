@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -131,13 +132,13 @@ def test_wrong_sizes_are_a_fault_of_the_caller(tmp_path: Path) -> None:
 def _count_sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of each checksum from now on."""
     seen: list[int] = []
-    real = pvrm.zlib.crc32
+    real = zlib.crc32
 
     def counting(data: memoryview, *rest: int) -> int:
         seen.append(len(data))
         return real(data, *rest)
 
-    monkeypatch.setattr(pvrm.zlib, "crc32", counting)
+    monkeypatch.setattr(zlib, "crc32", counting)
     return seen
 
 

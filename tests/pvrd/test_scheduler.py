@@ -324,7 +324,7 @@ def test_a_slice_that_could_have_been_ended_is_no_obstacle_to_a_deadline() -> No
         scheduler, now = Scheduler(), 0.0
         scheduler.add("text", 11)
         scheduler.add("frame", 5)
-        for number in range(20):
+        for _ in range(20):
             now += 0.001
             due = Ready("frame", now + 0.04)
             scheduler.pick([due], now)
