@@ -33,7 +33,7 @@ class Row:
 
 
 def row(name: str, unit: str, ours: float, peer: float | None, peer_name: str) -> Row:
-    """A Row whose ratio respects the unit: for times (ms, s) smaller is better; none with a zero."""
+    """A Row whose ratio respects the unit: of times (ms, s) less is better; none with a zero."""
     ratio = None
     if peer and ours:
         ratio = peer / ours if unit.split()[0] in ("ms", "s", "us") else ours / peer
