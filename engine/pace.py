@@ -46,11 +46,17 @@ class Aside:
 
 
 ASIDE = Aside()
+TURN = Aside()  # waits for a turn on the device, within a slice
 
 
 def clock() -> float:
     """Seconds as of time.perf_counter, but it stands still during ASIDE: for what work takes."""
     return time.perf_counter() - ASIDE.seconds
+
+
+def device_clock() -> float:
+    """As `clock`, and it stands still during TURN: for what a device takes for work."""
+    return clock() - TURN.seconds
 
 
 class Fit:

@@ -18,7 +18,7 @@ from engine.backends.base import Backend, Executable
 from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory
 from engine.lower import allowed
 from engine.lower_batch import NoBatch
-from engine.pace import Fit, clock
+from engine.pace import Fit, device_clock
 from engine.program import Program
 from engine.record import recorded
 from engine.text import short
@@ -96,10 +96,10 @@ class State:
         sequences = ["decode" if decode and len(ids) == 1 else "prefill"]
         if head:
             sequences.append("head")
-        began = clock()
+        began = device_clock()
         self.executable.run(*sequences)
         if sequences[0] == "prefill":
-            self.model.fit.took(len(ids), clock() - began)
+            self.model.fit.took(len(ids), device_clock() - began)
         self.tokens.extend(ids)
 
     def run_ahead(self, token: int, steps: int, others: bool = True) -> list[npt.NDArray[np.uint8]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
 from engine.memory import copy
-from engine.pace import Fit, clock
+from engine.pace import Fit, device_clock
 from engine.video import plain
 from engine.video.bands import Bands, Source
 from engine.video.frames import Bytes, FrameFormat, Plane, samples
@@ -237,11 +237,11 @@ class VideoPipeline:
                     count = most
                 claims = isinstance(self._sink, Planes) and self._sink.claims
                 self._placed = [] if self._todo or claims else self._places(self._sink)
-                began = clock()
+                began = device_clock()
                 alone = claims and bool(self._wanted[self._band].all())
                 last = not (self._todo or alone)
                 self._bands.run(column, count, self._placed, last)
-                self._fit.took(count, clock() - began)
+                self._fit.took(count, device_clock() - began)
                 if self._todo:
                     return False
                 if alone and (rows := self._places(self._sink)):

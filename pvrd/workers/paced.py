@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from engine.backends.base import RunStats
+from engine.pace import TURN
 from pvrd.workers.canary import Canary
 from pvrd.workers.rhythm import Rhythm
 
@@ -36,7 +37,8 @@ class Gate:
             began = time.monotonic()
             while (pause := rhythm.wait(time.monotonic(), rhythm.alone(kind))) > 0:
                 time.sleep(pause)
-            self.waited += time.monotonic() - began
+            TURN.seconds += (waited := time.monotonic() - began)
+            self.waited += waited
         began = time.monotonic()
         result = submit()
         ended = time.monotonic()

@@ -18,6 +18,7 @@ import pytest
 from engine.backends.base import RunStats
 from engine.backends.vulkan import VulkanBackend
 from engine.backends.vulkan.segments import Segments
+from engine.pace import TURN
 from engine.text.model import TextModel
 from pvrd.workers.rhythm import LEAST_S, Rhythm
 from pvrd.workers.timings import Meter, Metered, Spans
@@ -290,3 +291,16 @@ def test_a_slice_of_several_tokens_ends_early_for_what_cannot_wait(
         model.close()
     assert [slices for _, slices in said] == [2, 6]
     assert said[0][0] == said[1][0]
+
+
+def test_a_wait_for_a_turn_is_not_what_a_device_takes() -> None:
+    """Else slices that waited for the compositor would make the next ones smaller."""
+    gate = Meter().gate
+    gate.rhythm.pace(60.0)
+    waits = iter([5e-3, 0.0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate.rhythm, "wait", lambda now, need: next(waits))
+        before = TURN.seconds
+        gate.run("part", lambda: None)
+    assert gate.waited >= 5e-3
+    assert TURN.seconds - before == pytest.approx(gate.waited)
