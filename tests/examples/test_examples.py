@@ -68,7 +68,7 @@ def test_the_readmes_commands(tmp_path: Path) -> None:
     told = {name.rstrip("/") for name, _ in rows} | {"writer.py", "README.md"}
     assert told == {path.name for path in EXAMPLES.iterdir() if path.name != "__pycache__"}
     commands = [
-        command.replace(".venv/bin/python", sys.executable).replace("/tmp/", f"{tmp_path}/")
+        command.replace("/tmp/", f"{tmp_path}/").replace(".venv/bin/python", sys.executable)
         for name, command in rows
         if name not in ("player.py", "gtk_summary.py", "qt_summary.py")
     ]
