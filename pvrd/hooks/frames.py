@@ -46,6 +46,7 @@ PLAIN_AT_ONCE = 4
 FREEZE_S = 0.25  # after so long without a frame even a late one is shown
 PLAIN_S, PLAIN_MOST_S = 0.004, 0.02  # that a frame takes here, until it was measured; reckoned with
 SPARE_S = 0.003  # for turns of threads, and the way on
+SILENT_S = 5.0  # that pvrd may owe the word about a frame; then the session is given up
 # What another try would not mend.
 _FINAL = (InvalidArgument, UnknownModel, BadModel, UnsupportedModel, NotAuthorized)
 
@@ -142,7 +143,8 @@ class Frames:
         self._order: deque[_Entry] = deque()
         self._video: VideoSession | None = None
         self._free: list[int] = []
-        self._over: dict[int, int] = {}  # frames (seq -> slot) that are waited for no more
+        # Frames that are waited for no more: seq -> slot, and since when.
+        self._over: dict[int, tuple[int, float]] = {}
         self._room = 0  # frames that the session takes at once
         self._held: _Entry | None = None  # whose planes the last Result shows
         self._seq = 0
@@ -254,6 +256,7 @@ class Frames:
                 raise Closed
             if self._refused:
                 raise self._refused
+            self._look()
             video, entry = self._video, _Entry(ticket, due=due)
             if video is None or not self._has_room():
                 entry.planes = [plane.copy() for plane in planes]
@@ -273,6 +276,13 @@ class Frames:
                 self.reason = str(error)
                 self._lose(video)
             self._state.notify_all()
+
+    def _look(self) -> None:
+        """A session that owes the word about a frame for long is given up: another is opened."""
+        since = min((since for _, since in self._over.values()), default=math.inf)
+        if self._video is not None and time.monotonic() > since + SILENT_S:
+            self.reason = "pvrd does not answer"
+            self._lose(self._video)
 
     def _has_room(self) -> bool:
         if self._video is None:
@@ -319,7 +329,7 @@ class Frames:
                 self._order.popleft()
                 self._held = entry
                 if done is None and video is not None and entry.video is video:
-                    self._over[entry.seq] = entry.slot
+                    self._over[entry.seq] = entry.slot, time.monotonic()
                     entry.planes, entry.video = video.arrays(entry.slot), None
                 made = done is not None and not done.dropped
                 now = time.monotonic()
@@ -360,7 +370,7 @@ class Frames:
             if entry.video is video and done.seq == entry.seq:
                 return done
             with self._state:
-                slot = self._over.pop(done.seq, None)
+                slot, _ = self._over.pop(done.seq, (None, 0.0))
                 if slot is not None and video is self._video:
                     self._free.append(slot)
                 self._state.notify_all()

@@ -58,6 +58,11 @@ STANDS = (
 )
 
 
+# Of the worker's session, by level. Less than of a thread: beside one that computes, nice 3 leaves
+# a third of a CPU and nice 10 a tenth; with 19 a slice that anybody waits for might take minutes.
+GROUP_NICE = (10, 3, 0, 0)
+
+
 @dataclass(frozen=True)
 class Cores:
     """Which CPUs work runs on, and how many threads."""
@@ -182,7 +187,7 @@ class Neighbour:
                 self._apply(int(thread), stand)
             self._weigh(stand)
             if self._usual is not None:
-                self._wanted = min(19, self._usual + STANDS[now].nice)
+                self._wanted = min(19, self._usual + GROUP_NICE[now])
         if self._group != self._wanted:
             self._regroup()
 

@@ -240,6 +240,7 @@ class Work:
             assert left > 0, f"nothing more came in {seconds:g} s: {self.told()}"
             for fd in select.select(list(fds), [], [], min(left, 1.0))[0]:
                 fds[fd].take()
+                end = time.monotonic() + seconds
 
     def told(self) -> str:
         """Where it stands."""

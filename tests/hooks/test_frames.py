@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,7 @@ from pvrd.errors import InvalidArgument
 from pvrd.hooks import frames
 from pvrd.hooks.frames import Frames, Shape
 from pvrd.options import VIDEO_SESSION, parse
+from tests.buses import until
 
 NOBODY = "unix:path=/nonesuch/bus"
 
@@ -75,3 +78,52 @@ def test_an_older_daemon_interpolates_itself(monkeypatch: pytest.MonkeyPatch) ->
     with asks as live, pytest.raises(InvalidArgument, match="the size"):
         live.feed([np.zeros((2, 2), np.uint8)], 0)
     assert ["interpolate" in settings for settings in asked] == [True, False]
+
+
+def test_a_session_that_never_says_what_became_of_frames_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[int] = []
+    ours, theirs = socket.socketpair()
+
+    class Silent:
+        slots = credits = 2
+        submitted = 0
+
+        def __init__(self, bus: str | None = None) -> None:
+            self.planes = [[np.zeros((2, 2), np.uint8)] for _ in range(self.slots)]
+
+        def __enter__(self) -> Silent:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def open_video(self, settings: Mapping[str, Any]) -> Silent:
+            opened.append(1)
+            return Silent()
+
+        def fileno(self) -> int:
+            return ours.fileno()
+
+        def arrays(self, slot: int) -> list[Any]:
+            return self.planes[slot]
+
+        def submit(self, *_: int) -> None:
+            Silent.submitted += 1
+
+        def shut(self) -> None:
+            pass
+
+    monkeypatch.setattr(frames, "Client", Silent)
+    monkeypatch.setattr(frames, "RETRY_S", 0.0)
+    with ours, theirs, Frames(Shape(2, 2, "gray"), (4, 4)) as live:
+        until(lambda: opened, "a session")
+        for silent_s, sessions in ((3600.0, 1), (0.0, 2)):
+            monkeypatch.setattr(frames, "SILENT_S", silent_s)
+            for n in range(4):
+                due = time.monotonic_ns() + 40_000_000
+                live.feed([np.full((2, 2), n, np.uint8)], n, due)
+                assert live.take().device == ""
+            until(lambda sessions=sessions: len(opened) >= sessions, "sessions")  # type: ignore[misc]
+            assert silent_s == 0.0 or (len(opened), Silent.submitted) == (1, 2)
