@@ -35,6 +35,8 @@ from pvrd.workers.video_jobs import VideoTask
 EXIT_LOST = 1
 EXIT_PROTOCOL = 3
 PATIENT = ("ack", "ping", "count", "stats")  # messages that may wait for the end of a slice
+LONG = ("load", "prepare", "inspect", "video.open")  # messages
+MOST_OWED_S = 1.0
 LEAST_SHARE = 0.01  # of the time: below it nothing would ever end
 
 log = logging.getLogger("pvrd.worker")
@@ -70,6 +72,7 @@ class Worker:
         self._recorder = Recorder(self._meter)
         self._neighbour: Neighbour | None = None
         self._running: Task | None = None  # the last slice's
+        self._owed = 0.0  # seconds that slices are owed for what took long beside them
         self._share = 1.0  # of the time, that slices may take
         self._parked = False
         self._rests = 0.0  # until then no slice runs
@@ -170,14 +173,24 @@ class Worker:
                 self._inbox.popleft().close()
 
     def _turn(self) -> None:
-        """Messages, then at most one slice; blocks when there is neither."""
+        """Messages, then at most one slice; blocks when there is neither. What takes long, as
+        opening does, takes no more of the time than slices do: else clients that open and close
+        sessions would leave nothing to others.
+        """
         self._receive()
         while self._inbox:
+            long = self._inbox[0].message["t"] in LONG
+            if long and self._owed > 0 and not self._parked and self._scheduler.waiting():
+                self.breathe()
+                break
             received = self._inbox.popleft()
+            began = time.monotonic()
             try:
                 self._handle(received)
             finally:
                 received.close()
+            if long:
+                self._owed = min(self._owed + time.monotonic() - began, MOST_OWED_S)
         pause = self._rests - time.monotonic()
         if self._parked or pause > 0:
             select.select([self._sock], [], [], None if self._parked else pause)
@@ -201,6 +214,7 @@ class Worker:
         ended = time.monotonic()
         spent = ended - began - (self._meter.gate.waited - waited)
         self._scheduler.charge(task, spent, self._meter.pieces)
+        self._owed = max(0.0, self._owed - spent)
         if self._recorder.on:
             self._recorder.slice(task, began, ended)
         if not goes_on:

@@ -85,6 +85,10 @@ class Scheduler:
         chosen = self._rules.pick(found, now)
         return None if chosen is None else self._tasks[chosen]  # type: ignore[index]
 
+    def waiting(self) -> bool:
+        """Could any task run now?"""
+        return any(task.ready() for task in self._tasks.values())
+
     def dated(self, running: Task | None) -> bool:
         """Does a task beside the running one wait whose work is due at a time?"""
         return any(

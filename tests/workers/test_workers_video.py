@@ -377,3 +377,22 @@ def test_inspect_finds_a_damaged_blob(worker: Peer, tmp_path: Path) -> None:
     with file.open("rb") as f:
         worker.send("inspect", [f.fileno()], job="1")
     assert worker.error()["error"] == "BadModel"
+
+
+def test_sessions_that_come_and_go_leave_time_to_others(
+    worker: Peer, ring: Ring, tiny: Path
+) -> None:
+    """What waits to be opened takes no more of the time than slices do."""
+    worker.load(tiny, "t")
+    worker.text("j", "Once upon a time", model="t", max_tokens=12, temperature=0.0)
+    worker.expect("text.token", n=0)
+    worker.send("ack", job="j", n=1)
+    for number in range(60):
+        worker.send("video.open", [ring.fd], **ring.message(session=f"v{number}", measure=True))
+    opened = 0
+    while (message := worker.recv())["t"] != "text.end":
+        assert message["t"] != "error", message
+        opened += message["t"] == "video.ready"
+    assert opened < 60
+    for _ in range(60 - opened):
+        worker.expect("video.ready")
