@@ -186,7 +186,8 @@ class Worker:
             received = self._inbox.popleft()
             began = time.monotonic()
             try:
-                self._handle(received)
+                if not (long and self._closed(received)):
+                    self._handle(received)
             finally:
                 received.close()
             if long:
@@ -201,6 +202,14 @@ class Worker:
             select.select([self._sock], [], [])
             return
         self._slice(task)
+
+    def _closed(self, received: protocol.Received) -> bool:
+        """Is it a session that was closed again while it waited to be opened?"""
+        session = received.message.get("session")
+        return session is not None and any(
+            later.message["t"] == "close" and later.message.get("session") == session
+            for later in self._inbox
+        )
 
     def _slice(self, task: Task) -> None:
         """One slice of a task, and what is known of it afterwards."""

@@ -396,3 +396,20 @@ def test_sessions_that_come_and_go_leave_time_to_others(
     assert opened < 60
     for _ in range(60 - opened):
         worker.expect("video.ready")
+
+
+def test_a_session_that_was_closed_before_its_turn_is_not_opened(
+    worker: Peer, ring: Ring, tiny: Path
+) -> None:
+    worker.load(tiny, "t")
+    worker.send("video.open", [ring.fd], **ring.message(session="first", measure=True))
+    worker.text("j", "Once upon a time", model="t", max_tokens=12, temperature=0.0)
+    for number in range(20):
+        name = f"v{number}"
+        worker.send("video.open", [ring.fd], **ring.message(session=name, measure=True))
+        worker.send("close", session=name)
+    worker.send("video.open", [ring.fd], **ring.message(session="last"))
+    opened = [m["session"] for m in worker.until("video.ready", session="last") if "session" in m]
+    assert len(opened) < 20
+    worker.send("stats")
+    assert worker.expect("stats")["jobs"] <= 3
