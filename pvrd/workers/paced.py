@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from engine.backends.base import RunStats
-from engine.pace import TURN
+from engine.pace import ASIDE, TURN
 from pvrd.workers.canary import Canary
 from pvrd.workers.rhythm import Rhythm
 
@@ -31,7 +31,9 @@ class Gate:
         self.waited = 0.0  # seconds, of all
 
     def run(self, kind: Hashable, submit: Callable[[], T]) -> tuple[T, float]:
-        """Submits when that disturbs nobody: what comes of it, and the seconds that it took."""
+        """Submits when that disturbs nobody: what comes of it, and the seconds that it took. One of
+        which a part was computed again meanwhile tells nothing of what such submissions take.
+        """
         rhythm = self.rhythm
         if rhythm.on:
             began = time.monotonic()
@@ -39,11 +41,12 @@ class Gate:
                 time.sleep(pause)
             TURN.seconds += (waited := time.monotonic() - began)
             self.waited += waited
-        began = time.monotonic()
+        began, aside = time.monotonic(), ASIDE.seconds
         result = submit()
         ended = time.monotonic()
-        self._canary.slice(kind, ended - began)
-        rhythm.took(kind, began, ended)
+        if ASIDE.seconds == aside:
+            self._canary.slice(kind, ended - began)
+            rhythm.took(kind, began, ended)
         return result, ended - began
 
 

@@ -130,14 +130,6 @@ class Spans:
         return out
 
 
-class _Sampled(Exception):
-    """A slice with a check, past those who judge what slices take: it tells nothing of that."""
-
-    def __init__(self, stats: RunStats) -> None:
-        super().__init__()
-        self.stats = stats
-
-
 class Metered:
     """A backend with the same interface that measures."""
 
@@ -215,30 +207,17 @@ class MeteredExecutable:
             meter.pieces = max(1, stats.done or 1)
             took = stats.wall_s
         else:
-            stats, took = self._judged(sequences, **more)
+            kind = (self._weights, sequences, *self._size)
+            aside = ASIDE.seconds
+            stats, took = meter.gate.run(kind, lambda: self._inner.run(*sequences, **more))
+            if ASIDE.seconds > aside:  # a part of it was computed again: that is the host's time
+                took = stats.wall_s
         meter.compute += took
         if meter.slices is not None:
             device = stats.device_s or 0.0
             names = "+".join(dict.fromkeys(sequences))
             meter.slices.append((time.monotonic() - took, took, names, self._size[0], device))
         return stats
-
-    def _judged(self, sequences: tuple[str, ...], **more: Any) -> tuple[RunStats, float]:
-        """A slice in its place in the refresh, which tells what such slices take: but not when a
-        part of it was computed again.
-        """
-
-        def submit() -> RunStats:
-            aside = ASIDE.seconds
-            stats = self._inner.run(*sequences, **more)
-            if ASIDE.seconds > aside:
-                raise _Sampled(stats)
-            return stats
-
-        try:
-            return self._meter.gate.run((self._weights, sequences, *self._size), submit)
-        except _Sampled as sampled:
-            return sampled.stats, sampled.stats.wall_s
 
     def _apart(
         self, log: Callable[[str, float, float], None], sequences: tuple[str, ...], **more: Any
