@@ -106,6 +106,7 @@ class Verdicts:
         p = info.properties
         name = f"{p.get('uuid', 'unknown')}-{p.get('driver_id', 0)}-{p.get('driver_version', 0)}"
         self._path = folder / f"{name}.json" if folder else None
+        self.changes = 0  # how often what is known has changed
         self._entries = self._read()
         self._before: dict[str, _Entry | None] = {}  # what `begin` replaced
         self._again: set[str] = set()
@@ -172,6 +173,7 @@ class Verdicts:
         self._write(sha, self._before.get(sha))
 
     def _write(self, sha: str, entry: _Entry | None, sync: bool = False) -> None:
+        self.changes += 1
         if entry is None:
             self._entries.pop(sha, None)
         else:

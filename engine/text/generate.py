@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ContextFull, InvalidArgument
-from engine.pace import LIMIT
+from engine.pace import LIMIT, device_clock
 from engine.text.constraint import Constraint
 from engine.text.guess import SIZES, Guesser
 from engine.text.model import State, TextModel
@@ -211,7 +211,8 @@ class Generation:
             self._accept(token)
         self._guesser = Guesser(state.price) if model.guesses else None
         self._slices = 0  # that could have been of several tokens
-        self._pace = 0.0  # seconds a token of the last slice that decoded; 0: there was none
+        # Seconds a token of the last slice that decoded, without waits; 0: there was none.
+        self._pace = 0.0
         self._resumed = len(self._ids)
         self._followed = self.prompt_tokens if delivered else MAX_TOKENS
         if self._mirostat is not None and self._mirostat.resumes(notes or {}, self.delivered):
@@ -252,6 +253,7 @@ class Generation:
         if not self._started:
             self._started = True
             events.append(Start(self.prompt_tokens, self._state.context))
+        began, decoded = device_clock(), self._stats["decode_tokens"]
         if self._reason is None:
             if (steps := self._ahead(most)) > 1:
                 events += self._several(steps)
@@ -259,6 +261,8 @@ class Generation:
                 events += self._checked(guess)
             else:
                 events += self._slice()
+        if (count := self._stats["decode_tokens"] - decoded) > 0:
+            self._pace = (device_clock() - began) / count
         if self._reason is not None:
             events.append(self._end(self._reason))
         return events
@@ -368,6 +372,7 @@ class Generation:
         """
         events: list[Event] = [self._draw(record, logits)]
         self._charge("decode", took)
+        self._pace = took
         if self._reason is not None:
             events.append(self._end(self._reason))
         return events
@@ -404,7 +409,6 @@ class Generation:
         self._stats[f"{phase}_s"] += seconds
         if phase == "decode":
             self._stats["decode_tokens"] += tokens
-            self._pace = seconds / tokens
 
     def _draw(self, record: npt.NDArray[np.uint8], logits: Logits) -> Token:
         """The next token of the answer."""

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Submissions that wait for their place in a compositor's refresh (rhythm.py), and tokens in parts
-that are short enough to find one."""
+that are short enough to find one. Where there is room for several of them they go together: between
+submissions a device has nothing to do, and the first one after that takes longer."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.backends.base import RunStats
 from engine.pace import ASIDE, TURN
 from pvrd.workers.canary import Canary
 from pvrd.workers.rhythm import Rhythm
 
+if TYPE_CHECKING:
+    from engine.backends.vulkan.segments import Run
+
 T = TypeVar("T")
 CUTS = ("ahead", "decode")  # sequences that are cut into parts, each a token
-PART_S, MOST_PARTS = 1.1e-3, 16  # a part costs a tenth of a millisecond beside its work
+PART_S, MOST_PARTS = 0.6e-3, 16  # alone a part costs a tenth of a millisecond beside its work
+TOGETHER_S = 4e-3  # that parts may take which go together
 NEARLY = 1.3  # times too many or too few parts are as good
-APART_S = 0.025  # what a slice of several tokens in parts may take, with its waits
+APART_S = 0.02  # what a slice of several tokens in parts may take, without its waits
 WHOLE = 16  # slices of one token, of which one is whole: samples of it are still computed again
 
 
@@ -31,22 +37,29 @@ class Gate:
         self.waited = 0.0  # seconds, of all
 
     def run(self, kind: Hashable, submit: Callable[[], T]) -> tuple[T, float]:
-        """Submits when that disturbs nobody: what comes of it, and the seconds that it took. One of
-        which a part was computed again meanwhile tells nothing of what such submissions take.
+        """Submits when that disturbs nobody: what comes of it, and the seconds that it took."""
+        if self.rhythm.on:
+            self.wait(self.rhythm.alone(kind))
+        return self.pass_through(kind, submit)
+
+    def wait(self, need: float) -> None:
+        """Until the turn of a submission that takes `need` seconds alone."""
+        began = time.monotonic()
+        while (pause := self.rhythm.wait(time.monotonic(), need)) > 0:
+            time.sleep(pause)
+        TURN.seconds += (waited := time.monotonic() - began)
+        self.waited += waited
+
+    def pass_through(self, kind: Hashable, submit: Callable[[], T]) -> tuple[T, float]:
+        """As run, at once. A submission of which a part was computed again meanwhile tells nothing
+        of what such submissions take.
         """
-        rhythm = self.rhythm
-        if rhythm.on:
-            began = time.monotonic()
-            while (pause := rhythm.wait(time.monotonic(), rhythm.alone(kind))) > 0:
-                time.sleep(pause)
-            TURN.seconds += (waited := time.monotonic() - began)
-            self.waited += waited
         began, aside = time.monotonic(), ASIDE.seconds
         result = submit()
         ended = time.monotonic()
         if ASIDE.seconds == aside:
             self._canary.slice(kind, ended - began)
-            rhythm.took(kind, began, ended)
+            self.rhythm.took(kind, began, ended)
         return result, ended - began
 
 
@@ -85,18 +98,40 @@ class Cut:
 
             self._segments = Segments(self._exe)
 
-        def paced(part: tuple[str, int, int], submit: Callable[[], None]) -> None:
-            self._gate.run((*kind, part), submit)
+        def paced(runs: Sequence[Run], submit: Callable[[Run], None]) -> int:
+            self._gate.wait(self._gate.rhythm.alone((*kind, _name(runs[0]))))
+            run = self._longest(kind, runs)
+            self._gate.pass_through((*kind, _name(run)), partial(submit, run))
+            return len(run)
 
         cut = sequences[0]
         count = self._count(cut, kind)
         spent, done = self._segments.run(sequences, cut, count, paced, stop)
         return RunStats(spent, None, done)
 
+    def _longest(self, kind: Sequence[Hashable], runs: Sequence[Run]) -> Run:
+        """The longest of these that there is room for now."""
+        rhythm = self._gate.rhythm
+        room = min(rhythm.room(time.monotonic()), TOGETHER_S)
+        each = [rhythm.alone((*kind, _name((part,)))) or math.inf for part in runs[-1]]
+        best = runs[0]
+        for run in runs[1:]:  # together they take no longer than one by one
+            known = rhythm.alone((*kind, _name(run))) or math.inf
+            if min(known, sum(each[: len(run)])) > room:
+                break
+            best = run
+        return best
+
     def _count(self, cut: str, kind: Sequence[Hashable]) -> int:
         """By what the parts of a token, or a whole one, take alone."""
         alone, count = self._gate.rhythm.alone, self._parts[cut]
-        takes = sum(each := [alone((*kind, (cut, count, number))) for number in range(count)])
+        takes = sum(each := [alone((*kind, (cut, count, number, 1))) for number in range(count)])
         if all(each) and not count / NEARLY < takes / PART_S < count * NEARLY:
             self._parts[cut] = min(MOST_PARTS, max(1, math.ceil(takes / PART_S)))
         return self._parts[cut]
+
+
+def _name(run: Run) -> tuple[str, int, int, int]:
+    """What tells runs apart that take different times."""
+    first = run[0]
+    return first.own[0], first.wanted, first.number, len(run)

@@ -25,8 +25,10 @@ from collections.abc import Hashable
 from pvrd.workers import rhythm_search
 from pvrd.workers.rhythm_search import MOST
 
-KINDS = 512  # of submissions that are remembered
-PAUSE_S, WAKE_S = 0.4e-3, 0.2e-3  # after it a device wakes up first: a kind of its own; at most
+KINDS = 1024  # of submissions that are remembered
+# After such pauses a device wakes up first, or turns from somebody else to us: kinds of their own;
+# and what that takes at most.
+PAUSES_S, WAKE_S = (0.4e-3, 2e-3), (0.0, 0.2e-3, 0.35e-3)
 RISE = 1.0003  # of what a kind takes alone, a submission: a device that slows down is noticed
 FELT_S, FELT = 0.15e-3, 0.04  # longer than alone by so much, and by this share of it: a touch
 RANK, STEP_S = 0.95, 0.01e-3  # the quantile of that far from the part, and how it is followed
@@ -38,8 +40,8 @@ PROBE = 12  # of so many refreshes one goes to the ends that are known
 MARGIN_S = 0.15e-3, 0.05e-3  # that the others keep to the part's begin and end
 CREEP_S = 0.05e-3  # at a probe; more after each LONG of them without a touch
 LONG = 24, 8  # after so many, too, every refresh probes: an end that is late costs a frame less
-BACK_S = 0.8e-3, 0.15e-3  # after a touch; doubles from probe to probe
-MOST_BACK_S = 1.8e-3, 0.5e-3
+BACK_S = 0.7e-3, 0.15e-3  # after a touch; doubles from probe to probe
+MOST_BACK_S = 1.5e-3, 0.5e-3
 NEAR_S = 1.0e-3  # of an end of the part: a touch is with that end
 AIM_S, SLOP_S = 0.05e-3, 0.25e-3  # before the part: where the last one is to end, or after it
 LEAST_S = 0.3e-3  # a shorter part is none
@@ -55,7 +57,7 @@ class Rhythm:
         self.told = self.period = 0.0
         self.start: float | None = None  # of the part in the present refresh
         self.busy = 0.0  # how long the part is
-        self._alone: OrderedDict[tuple[Hashable, bool], float] = OrderedDict()
+        self._alone: OrderedDict[tuple[Hashable, int], float] = OrderedDict()
         self._ended = 0.0  # the last submission
         self._noise = 0.7 * MOST_NOISE_S  # seconds longer than alone that few are far from the part
         self._aimed = False  # was the wait such that the next one ends where the part begins?
@@ -97,8 +99,17 @@ class Rhythm:
 
     def alone(self, kind: Hashable) -> float:
         """What this kind of submission takes alone, 0 while that is not known."""
-        known = [self._alone[key] for key in ((kind, False), (kind, True)) if key in self._alone]
+        known = [self._alone[key] for after in range(3) if (key := (kind, after)) in self._alone]
         return min(known, default=0.0)
+
+    def room(self, now: float) -> float:
+        """Seconds from now on that are free for a submission which need not be short, since it
+        looks for no end of the part; 0 where nothing is known.
+        """
+        start = self._turn(now)
+        if start is None or (at := now - start) < self.busy:
+            return 0.0
+        return max(0.0, self.period - at - MARGIN_S[0] - NEAR_S * self._probes[0])
 
     def wait(self, now: float, need: float) -> float:
         """How long to wait before a submission that takes `need` alone."""
@@ -130,11 +141,13 @@ class Rhythm:
 
     def took(self, kind: Hashable, begin: float, end: float) -> None:
         """A submission of this kind began and was done then."""
-        took, key = end - begin, (kind, begin - self._ended > PAUSE_S)
+        took = end - begin
+        after = sum(begin - self._ended > pause for pause in PAUSES_S)
+        key = kind, after
         self._ended = end
         alone = self._alone.pop(key, took)
-        if key[1]:  # it may never have been alone after a pause
-            alone = min(alone, self._alone.get((kind, False), alone) + WAKE_S)
+        if after:  # it may never have been alone after a pause
+            alone = min(alone, self._alone.get((kind, 0), alone) + WAKE_S[after])
         self._alone[key] = min(took, RISE * alone)
         if len(self._alone) > KINDS:
             self._alone.popitem(last=False)

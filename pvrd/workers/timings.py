@@ -166,7 +166,9 @@ class MeteredExecutable:
 
     @property
     def apart_s(self) -> float:
-        """How long a slice of several tokens may take, since others come between; 0: they don't."""
+        """How long a slice of several tokens may take, without its waits, since others come
+        between; 0: they don't.
+        """
         return APART_S if self._cut.on else 0.0
 
     def write(self, buffer: str, data: Array | bytes, offset: int = 0) -> None:

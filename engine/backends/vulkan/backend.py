@@ -86,6 +86,8 @@ class VulkanBackend:
         self._layouts: dict[tuple[int, int], api.Layout] = {}
         self._live: set[VulkanExecutable | VulkanWeights] = set()
         self._adopted: list[Adoption] = []
+        # What is quarantined, as of so many changes of what is known.
+        self._barred: tuple[int, dict[str, str]] | None = None
         self._lost = ""
         self._pending = self._hung = self._testing = False
         self._lock = threading.RLock()  # a queue belongs to one thread at a time
@@ -239,17 +241,22 @@ class VulkanBackend:
         return f"{self.info.name} cannot be trusted with {name} ({wrong}), so it is not used"
 
     def quarantined(self) -> dict[str, str]:
-        """All variants of the kernels that there are now that are quarantined, with the reasons."""
-        try:
-            manifest = kernels.manifest()
-        except (OSError, ValueError):
-            return {}
-        found = {
-            f"{op}.{variant}": self._verdicts.get(entry["sha256"])
-            for op, variants in sorted(manifest.items())
-            for variant, entry in sorted(variants.items())
-        }
-        return {name: wrong for name, wrong in found.items() if wrong}
+        """All variants of the kernels that there are now that are quarantined, with the reasons.
+        Asked before each slice, so it is looked up anew only when something has changed.
+        """
+        if self._barred is None or self._barred[0] != self._verdicts.changes:
+            try:
+                manifest = kernels.manifest()
+            except (OSError, ValueError):
+                return {}
+            found = {
+                f"{op}.{variant}": self._verdicts.get(entry["sha256"])
+                for op, variants in sorted(manifest.items())
+                for variant, entry in sorted(variants.items())
+            }
+            aside = {name: wrong for name, wrong in found.items() if wrong}
+            self._barred = self._verdicts.changes, aside
+        return self._barred[1]
 
     def fastest(self, op: str, variants: Sequence[str], push: Mapping[str, Any]) -> str:
         """The fastest of these variants, which `misfit` and `doubt` let through, for a call with
