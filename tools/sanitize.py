@@ -34,7 +34,7 @@ CHECKS = {
     "thread": ("thread", ("libtsan.so",)),
 }
 PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu and not long"]
-KERNELS = ["tests/kernels", "-k", "cpu or team"]  # no tests of the build and of shaders
+KERNELS = ["tests/kernels", "-k", "cpu or team or held"]  # no tests of the build and of shaders
 # The interpreter frees what it likes when it ends; it is not what is looked for.
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=66:strict_string_checks=1",

@@ -8,8 +8,6 @@ lowers it). ctypes releases the GIL around the call. Weights stay views of what 
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import kernels
 from engine.backends.base import (
     COUNTERS,
     LARGE,
@@ -31,6 +28,7 @@ from engine.backends.base import (
     Limits,
     RunStats,
 )
+from engine.backends.library import library as _library
 from engine.errors import InvalidArgument, OutOfMemory, PvrError
 from engine.program import Program
 
@@ -50,24 +48,6 @@ _STATUS = {
     -1: "an operation that the library does not have",
     -2: "no memory for the kernels' scratch",
 }
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    # Idle threads of a team sleep soon: the next slice may be seconds away, and other programs want
-    # the CPU.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    try:
-        lib = ctypes.CDLL(str(kernels.artifacts() / "libpvrkernels.so"))
-    except OSError as e:
-        raise PvrError(f"the kernels cannot be loaded: {e}") from e
-    lib.pvr_op_index.argtypes = [ctypes.c_char_p]
-    lib.pvr_isa.restype = ctypes.c_char_p
-    lib.pvr_isa_at.argtypes = [ctypes.c_int]
-    lib.pvr_isa_at.restype = ctypes.c_char_p
-    lib.pvr_set_isa.argtypes = [ctypes.c_char_p]
-    lib.pvr_run.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int]
-    return lib
 
 
 def has(op: str) -> bool:

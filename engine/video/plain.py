@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.backends.library import held
 from kernels import video
 
 F32 = npt.NDArray[np.float32]
@@ -61,23 +62,6 @@ def enlarge(
     return video.shuffled(video.quantise(sums, bits), scale)
 
 
-# Of _grid's samples those whose steps from the one in the middle count.
-_STEPS = [1, 2, 4, 5]
-
-
-@functools.lru_cache(maxsize=64)
-def _grid(height: int, width: int, sparse: int) -> tuple[Indices, Indices]:
-    """Rows and columns of the samples of a grid in a plane, [6, rows, columns] together: those of
-    the grid, the ones above, beside, above and beside, below, and on the other side; the plane's
-    border repeats.
-    """
-    ys, xs = np.arange(0, height, sparse), np.arange(0, width, sparse)
-    above, beside = np.maximum(ys - 1, 0), np.maximum(xs - 1, 0)
-    below, behind = np.minimum(ys + 1, height - 1), np.minimum(xs + 1, width - 1)
-    rows = np.stack([ys, above, ys, above, below, ys])
-    return rows[:, :, None], np.stack([xs, xs, beside, beside, xs, behind])[:, None]
-
-
 @functools.lru_cache(maxsize=64)
 def _shares(starts: bytes, sparse: int, rows: int, columns: int) -> tuple[Indices, F32, F32]:
     """Of each tile its first column of a grid, how many samples it has there, and how much further
@@ -103,20 +87,8 @@ def implausible(
     size = low.size // len(starts)
     fit = (n for most, n in SPARSER if size >= most and not (starts % n).any())
     sparse = next(fit, STEP)
-    near = low[_grid(*low.shape, sparse)].astype(np.float32)
-    mid, above, beside, corner = near[:4]
-    # The first sample of a pixel lies so much nearer to the neighbours above and beside.
-    near_by = np.float32((scale - 1) / (2 * scale))
-    up = mid + near_by * (above - mid)
-    error = high[:: scale * sparse, :: scale * sparse] - (
-        up + near_by * (beside + near_by * (corner - beside) - up)
-    )
-    steps = np.abs(near[_STEPS] - mid).sum(0)
-    sums = np.empty((3, mid.shape[1]), np.float32)
-    for i, values in enumerate((error, np.abs(error), steps)):
-        values.sum(0, out=sums[i])
-    firsts, counts, few = _shares(starts.tobytes(), sparse, *mid.shape)
-    mean, size_of, step = np.add.reduceat(sums, firsts, 1) / counts * levels
+    firsts, counts, few = _shares(starts.tobytes(), sparse, *(-(-n // sparse) for n in low.shape))
+    mean, size_of, step = held(low, high, scale, sparse, firsts) / counts * levels
     bad = (size_of > few * (12 + step)) | (np.abs(mean) > few * (8 + step / 3))
     found: list[int] = np.flatnonzero(bad).tolist()
     return found

@@ -82,5 +82,10 @@ PVR_API const char *pvr_isa_at(int i);       /* the i-th that this CPU has, the 
 PVR_API int pvr_set_isa(const char *name);   /* for tests and benchmarks; -1 when the CPU lacks it */
 /* Runs n calls in order with a team of `threads` (0: one for each CPU that this process may use). A pvr_status. */
 PVR_API int pvr_run(const pvr_call *calls, uint32_t n, int threads);
+/* Samples of `bytes` (1, 2), rows so many bytes apart: of every `sparse`th of every `sparse`th row of low [height, width] the
+ * difference of the first sample of high [scale height, scale width] there from a bilinear estimate; for each tile, whose
+ * first columns are `firsts` times sparse, the sums of it, of its size and of the steps to the four neighbours: sums [3, tiles]. */
+PVR_API void pvr_held(const char *low, int64_t low_row, const char *high, int64_t high_row, int bytes, uint32_t height,
+                      uint32_t width, uint32_t scale, uint32_t sparse, const int64_t *firsts, uint32_t tiles, double *sums);
 
 #endif
