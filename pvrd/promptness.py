@@ -4,9 +4,9 @@
 It computes little and all answers wait for that little: under load what it takes is the time until
 the kernel lets it run. From Linux 6.12 on a thread may ask for shorter slices than others
 (sched_setattr, sched_runtime): the same share of the processor in smaller pieces, and so sooner.
-That needs no right. Older kernels ignore it. Where it has the right to, it also takes the nice value
-that its unit has, for itself and, if it leads one, for its session: the kernel shares time between
-sessions first (autogroup, sched(7)).
+That needs no right. Older kernels ignore it. Where it has the right to, it also takes the nice
+value that its unit has, for itself and, if it leads one, for its session: the kernel shares time
+between sessions first (autogroup, sched(7)).
 """
 
 from __future__ import annotations

@@ -124,8 +124,10 @@ def _environment(kind: str, config: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, chosen.cpus)
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
-    # llvmpipe's, should the GPU be that: else one a CPU, and none is left for the desktop.
-    os.environ.setdefault("LP_NUM_THREADS", str(chosen.threads))
+    # llvmpipe's, should the GPU be that: else one a CPU, and none is left for the desktop. Of two
+    # cores it takes one: the CPU's worker may have both.
+    software = max(1, min(chosen.threads, len(os.sched_getaffinity(0)) - 1))
+    os.environ.setdefault("LP_NUM_THREADS", str(software))
     # numpy's own BLAS threads would only take cores away from the kernels.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
 

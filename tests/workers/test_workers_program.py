@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pvrd.workers import __main__ as program
 from pvrd.workers import protocol
 from pvrd.workers.devices import cores
 from tests.workers.conftest import ROOT, WAIT_S, Peer
@@ -176,3 +177,14 @@ def test_threads() -> None:
     assert cores({"threads": 1000}).threads == allowed
     assert 1 <= cores({}).threads <= allowed
     assert cores({"threads": 0, "reserve": 1}) == cores({})
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [({0}, "1"), ({0, 1}, "1")])
+def test_a_gpu_in_software_leaves_a_core_free(
+    cpus: set[int], threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two, which the CPU's worker may both have, too."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus)
+    monkeypatch.setattr(os, "environ", {})
+    program._environment("gpu", {})
+    assert os.environ["LP_NUM_THREADS"] == threads
