@@ -12,128 +12,24 @@ Scratch is not shared by lifetime: one buffer, one purpose.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
-from engine.backends.base import Backend, DeviceInfo
-from engine.backends.gate import variant_misfit
-from engine.errors import BadModel, OutOfMemory
+from engine.backends.base import DeviceInfo
+from engine.builder import ProgramBuilder
+from engine.errors import BadModel
 from engine.graph import Graph, Node, Weight
-from engine.program import Binding, Buffer, Call, Program
+from engine.program import Binding, Buffer, Kind, Program
+from engine.shards import expert_shards, matrix_shards, weight_nbytes
+from engine.variants import Allow, NoKernel, allow_all, choose
 from kernels import kv as caches
 from kernels import op as contract_of
 from kernels import weights as packing
 from kernels.advance import op as advance
 from kernels.attention_step import op as attention_step
 from kernels.best.op import part_nbytes as best_part_nbytes
-from kernels.contract import FORMATS, PARAM_WORDS, Contract, Variant
+from kernels.contract import PARAM_WORDS
 from kernels.swiglu.op import ACTS
 from kernels.topk.op import RECORD_WORDS, part_nbytes
-
-# May this operation's variant be used? (A self-test may have put it aside.)
-Allow = Callable[[str, str], bool]
-
-# Shards begin at a multiple of four tiles: a multiple of 256 bytes in every format.
-SHARD_ROWS = 4 * packing.ROWS
-
-
-# Rows of a matrix that a workgroup takes at least, in every variant that has them on one axis.
-GROUP_ROWS = 32
-
-
-class NoKernel(BadModel):
-    """No variant (of `variants`) of an operation fits the device or may be used."""
-
-    def __init__(self, sentence: str, op: str, variants: tuple[str, ...]) -> None:
-        super().__init__(sentence)
-        self.op, self.variants = op, variants
-
-
-def allow_all(op: str, variant: str) -> bool:
-    """Every variant may be used."""
-    return True
-
-
-class Allowed:
-    """What a backend's own gate lets through: a GPU's manifest knows what a SPIR-V needs beyond
-    the numbers in op.py, and its self-tests which variants are wrong; and what it says of their
-    speed.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self._misfit = getattr(backend, "misfit", None)
-        self._doubt = getattr(backend, "doubt", None)
-        self._fastest = getattr(backend, "fastest", None)
-
-    def __call__(self, op: str, variant: str) -> bool:
-        if self._misfit is None or self._doubt is None:
-            return True
-        return not self._misfit(op, variant) and not self._doubt(op, variant)
-
-    @property
-    def measures(self) -> bool:
-        """Does the backend tell which variant is the fastest?"""
-        return self._fastest is not None
-
-    def fastest(self, op: str, variants: Sequence[str], push: Mapping[str, float]) -> str:
-        """One of the variants: the first where the backend does not measure."""
-        return self._fastest(op, variants, push) if self._fastest else variants[0]
-
-
-def allowed(backend: Backend) -> Allowed:
-    """What `lower` should ask about a backend's variants."""
-    return Allowed(backend)
-
-
-def choose(
-    contract: Contract,
-    device: DeviceInfo,
-    fmt: str | None,
-    allow: Allow,
-    push: Mapping[str, float] | None = None,
-    large: Collection[str] = (),
-) -> Variant:
-    """The variant for a device: of those that fit the one that its backend measured to be the
-    fastest for a call like `push`; without measurements (or `push`) the first baseline one.
-
-    Variants of operations that read weights or caches are named after the format, alone or with a
-    suffix (`q4`, `q4_dot`). Bindings that are too `large` to be bound have to be addressed.
-
-    Raises:
-        NoKernel: no variant is left.
-        DeviceLost: while it was measured.
-    """
-    named = [
-        v for v in contract.variants if fmt is None or v.name == fmt or v.name.startswith(f"{fmt}_")
-    ]
-    fitting = (
-        v.name
-        for v in sorted(named, key=lambda v: not v.baseline)
-        if set(large) <= set(v.addressed)
-        and not variant_misfit(contract, v, device.limits, device.features)
-        and allow(contract.name, v.name)
-    )
-    if push is not None and isinstance(allow, Allowed) and allow.measures:
-        if candidates := list(fitting):
-            return contract.variant(allow.fastest(contract.name, candidates, push))
-    elif first := next(fitting, ""):  # the others need no look: there are hundreds of calls
-        return contract.variant(first)
-    what = f"{contract.name} {fmt}" if fmt else contract.name
-    raise NoKernel(
-        f"The device {device.name} has no kernel for {what}.",
-        contract.name,
-        tuple(v.name for v in named),
-    )
-
-
-def weight_nbytes(w: Weight) -> int:
-    """Bytes of a weight as kernels read it."""
-    if w.layout == "rows":
-        return w.shape[0] * w.shape[1] * 4
-    return packing.nbytes(w.format, *w.shape)
 
 
 def lower(
@@ -172,9 +68,8 @@ class Lowering:
         self._chunk = chunk
         self._allow = allow
         self._kv = kv
-        self._buffers: dict[str, Buffer] = {}
+        self._builder = ProgramBuilder(device, context, allow)
         self._where: dict[str, str] = {}  # value -> buffer
-        self._calls: dict[str, list[Call]] = defaultdict(list)
         self._in_head = False
         self._users = graph.users()
         self._inner: dict[str, Node] = {}  # values that products compute themselves, for one token
@@ -186,7 +81,7 @@ class Lowering:
         self._where["ids"] = self._buffer("ids", self._chunk * 4, "input")
         for w in self._graph.weights.values():
             # A weight may be larger than a binding; it is bound in shards.
-            self._buffers[w.name] = Buffer(w.name, weight_nbytes(w), "weight")
+            self._builder.buffers[w.name] = Buffer(w.name, weight_nbytes(w), "weight")
         emit = {
             "lookup": self._lookup, "rms_norm": self._rms_norm, "linear": self._linear,
             "bias": self._bias, "qk_norm": self._qk_norm, "rope_kv": self._rope_kv,
@@ -202,25 +97,15 @@ class Lowering:
             "chunk": self._chunk, "context": self._context, "kv": self._kv,
             "vocab": int(self._graph.attrs["vocab"]),
         }  # fmt: skip
-        if {"likeliest", "advance"} <= self._calls.keys():
+        calls = self._builder.calls
+        if {"likeliest", "advance"} <= calls.keys():
             # One recording for each token: between two a device waits longer than between calls.
             names = ("decode", "likeliest", "advance")
-            self._calls["ahead"] = [call for name in names for call in self._calls[name]]
-        sequences = {name: tuple(calls) for name, calls in self._calls.items()}
-        program = Program(self._buffers, sequences, meta)
-        program.check()
-        return program
+            calls["ahead"] = [call for name in names for call in calls[name]]
+        return self._builder.program(meta)
 
-    def _buffer(self, name: str, nbytes: int, kind: Any) -> str:
-        most = self._device.limits.max_storage_range
-        if nbytes > most:
-            raise OutOfMemory(
-                f"The buffer {name} would need {nbytes >> 20} MiB for a context of {self._context}"
-                f" tokens; the device can bind {most >> 20} MiB at most."
-            )
-        if name not in self._buffers or self._buffers[name].nbytes < nbytes:
-            self._buffers[name] = Buffer(name, nbytes, kind)
-        return name
+    def _buffer(self, name: str, nbytes: int, kind: Kind) -> str:
+        return self._builder.buffer(name, nbytes, kind)
 
     def _scratch(self, name: str, width: int, rows: int | None = None) -> str:
         return self._buffer(name, (rows or self._chunk) * width * 4, "scratch")
@@ -232,62 +117,7 @@ class Lowering:
         sequences = [only] if only else ["head"] if self._in_head else ["decode", "prefill"]
         for sequence in sequences:
             tokens = self._chunk if sequence == "prefill" else 1
-            self._add(op, bindings, fmt, push, sequence, tokens)
-
-    def _add(
-        self,
-        op: str,
-        bindings: list[Binding],
-        fmt: str | None,
-        push: dict[str, float],
-        sequence: str,
-        tokens: int,
-        params: int = 0,
-    ) -> None:
-        """Adds a call for at most `tokens` tokens to a sequence."""
-        contract = contract_of(op)
-        if fmt is not None:
-            push = {**push, "fmt": FORMATS[fmt]}
-        large = self._large(contract, bindings)
-        call = {**push, "tokens": tokens}
-        variant = choose(contract, self._device, fmt, self._allow, call, large)
-        most = self._device.limits.max_workgroup_count
-        groups = contract.groups({**call, "most": most}, variant)
-        if any(g > m for g, m in zip(groups, most, strict=True)):
-            raise OutOfMemory(f"The operation {op} needs more workgroups than the device has.")
-        self._calls[sequence].append(
-            Call(op, variant.name, tuple(bindings), contract.pack(**push), groups, params)
-        )
-
-    def _large(self, contract: Contract, bindings: Sequence[Binding]) -> set[str]:
-        """Names of those that are more than the device can bind."""
-        most = self._device.limits.max_storage_range
-        return {
-            bind.name
-            for bind, b in zip(contract.bindings, bindings, strict=True)
-            if (b.nbytes or self._buffers[b.buffer].nbytes - b.offset) > most
-        }
-
-    def _shards(self, w: Weight) -> Iterator[tuple[Binding, int, int]]:
-        """(binding, first row, rows) for pieces of a matrix that the device can bind and the grid
-        can hold.
-        """
-        limits = self._device.limits
-        tile = weight_nbytes(w) // -(-w.shape[0] // packing.ROWS)
-        most = limits.max_storage_range // (4 * tile) * SHARD_ROWS
-        if most == 0:
-            raise OutOfMemory(
-                f"64 rows of the matrix {w.name} are larger than the device can bind."
-            )
-        grid = limits.max_workgroup_count[0] * GROUP_ROWS // SHARD_ROWS * SHARD_ROWS
-        most = min(most, max(grid, SHARD_ROWS))
-        if w.shape[0] <= most:
-            yield Binding(w.name), 0, w.shape[0]
-            return
-        for row in range(0, w.shape[0], most):
-            rows = min(most, w.shape[0] - row)
-            nbytes = -(-rows // packing.ROWS) * tile
-            yield Binding(w.name, row // packing.ROWS * tile, nbytes), row, rows
+            self._builder.call(op, bindings, fmt, push, sequence, tokens)
 
     def _in(self, node: Node, i: int = 0) -> Binding:
         return Binding(self._where[node.inputs[i]])
@@ -305,7 +135,7 @@ class Lowering:
         k = node.int("k")
         out = self._out(node, self._scratch("x", k))
         table, scale = self._weight(node), float(node.attrs.get("scale", 1.0))
-        for binding, row, rows in self._shards(table):
+        for binding, row, rows in matrix_shards(table, self._device.limits):
             bindings = [self._in(node), binding, out]
             push: dict[str, float] = {"k": k, "row0": row, "rows": rows, "scale": scale}
             self._call("embed", bindings, table.format, "", push)
@@ -376,7 +206,7 @@ class Lowering:
             w = self._weight(node, i)
             if w.shape[1] != k:
                 raise BadModel(f"The graph's node {node.name} has a matrix of the wrong width.")
-            for binding, row, rows in self._shards(w):
+            for binding, row, rows in matrix_shards(w, self._device.limits):
                 push: dict[str, float] = {"n": rows, "k": k, "accumulate": int(accumulate)}
                 push["y0"] = y0 + row
                 only = "head" if self._in_head else "decode"
@@ -397,7 +227,7 @@ class Lowering:
         if norm is None or norm.op != "rms_norm" or glu.op != "swiglu" or len(node.weights) > 1:
             return False
         f, up = glu.int("f"), node.int("n") // 2
-        whole = len(list(self._shards(w))) == 1
+        whole = len(list(matrix_shards(w, self._device.limits))) == 1
         if not glu.attrs.get("inside") or not whole or f != up or up % packing.ROWS:
             return False
         bindings = [Binding(w.name), self._in(norm), Binding(norm.weights[0])]
@@ -430,7 +260,7 @@ class Lowering:
         names = [f"{name}.{node.int('layer')}" for name in ("kc", "vc")]
         for name in names:
             if self._device.features >= caches.ADDRESS:
-                self._buffers[name] = Buffer(name, nbytes, "state")  # however large it is
+                self._builder.buffers[name] = Buffer(name, nbytes, "state")  # however large it is
             else:
                 self._buffer(name, nbytes, "state")
         return [Binding(name) for name in names]
@@ -515,25 +345,12 @@ class Lowering:
         self._call("row_gate", [self._in(node, 1), y], None, "", {"n": node.int("n")})
 
     def _experts(self, node: Node, i: int, y: Binding, push: dict[str, float]) -> None:
-        """A stack of matrices, cut between experts where the device cannot bind it all."""
+        """The experts' products, a call for each shard."""
         w, n = self._weight(node, i), int(push["n"])
         count = node.int("experts")
         if w.shape != (count * n, node.int("k")) or n % packing.ROWS:
             raise BadModel(f"The graph's node {node.name} has a matrix of the wrong shape.")
-        one = weight_nbytes(w) // count
-        # Each shard begins at a multiple of 256 bytes.
-        step = 256 // math.gcd(one, 256)
-        most = min(count, self._device.limits.max_storage_range // one)
-        if most < count:
-            most = most // step * step
-        if most == 0:
-            raise OutOfMemory(
-                f"An expert of the matrix {w.name} is larger than the device can bind."
-            )
-        for first in range(0, count, most):
-            held = min(most, count - first)
-            whole = held == count
-            binding = Binding(w.name) if whole else Binding(w.name, first * one, held * one)
+        for binding, first, held in expert_shards(w, count, self._device.limits):
             bindings = [binding, self._in(node), self._in(node, 1), y]
             more = {**push, "k": w.shape[1], "first": first, "count": held}
             self._call("experts", bindings, w.format, "", {**more, "used": node.int("used")})
@@ -557,7 +374,7 @@ class Lowering:
         params = Binding("params", 0, 4 * PARAM_WORDS)
         with suppress(NoKernel):  # the same
             bindings = [out, params, Binding("ids"), records]
-            self._add("advance", bindings, None, {}, "advance", 1)
+            self._builder.call("advance", bindings, None, {}, "advance", 1)
 
     def _likeliest(self, logits: Binding, out: Binding, v: int) -> None:
         """The head again, for whoever wants the likeliest token alone."""
@@ -565,8 +382,8 @@ class Lowering:
         try:
             for stage in (0, 1):
                 push: dict[str, float] = {"v": v, "stage": stage}
-                self._add("best", [logits, part, out], None, push, "likeliest", 1)
+                self._builder.call("best", [logits, part, out], None, push, "likeliest", 1)
         except NoKernel:
-            self._calls.pop("likeliest", None)
+            self._builder.calls.pop("likeliest", None)
             return
-        self._calls["likeliest"][:0] = self._calls["head"]
+        self._builder.calls["likeliest"][:0] = self._builder.calls["head"]

@@ -14,12 +14,12 @@ attending by itself, so that a CPU computes what it computes for single tokens t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from engine.backends.base import DeviceInfo
 from engine.graph import Graph, Node
-from engine.lower import Allow, Lowering, allow_all
-from engine.program import Binding, Buffer, Program
+from engine.lower import Lowering
+from engine.program import Binding, Buffer, Kind, Program
+from engine.variants import Allow, allow_all
 from kernels import kv
 from kernels.topk.op import RECORD_WORDS
 
@@ -101,7 +101,7 @@ class _Batch(Lowering):
         buffers = {name: b for name, b in whole.buffers.items() if name in used}
         return Program(buffers, {"batch": calls}, {**whole.meta, "lanes": len(self._contexts)})
 
-    def _buffer(self, name: str, nbytes: int, kind: Any) -> str:
+    def _buffer(self, name: str, nbytes: int, kind: Kind) -> str:
         if name == "params":
             nbytes = params_at(len(self._contexts))
         elif name == "topk":
@@ -140,7 +140,7 @@ class _Batch(Lowering):
             push = {**push, "last": 0}
         sequence = "head" if self._in_head else "prefill"
         if op not in self._apart:
-            self._add(op, bindings, fmt, push, sequence, len(self._contexts))
+            self._builder.call(op, bindings, fmt, push, sequence, len(self._contexts))
             return
         for lane, context in enumerate(self._contexts):
             own = {**push, "ctx": context} if "ctx" in push else push
@@ -148,11 +148,11 @@ class _Batch(Lowering):
             if op == "rope_kv" and self._turned is not None:
                 at[1] = self._table(self._turned, context)
             form = self._forms[lane] if fmt else None  # those with a form have that of the caches
-            self._add(op, at, form, own, sequence, 1, params_at(lane))
+            self._builder.call(op, at, form, own, sequence, 1, params_at(lane))
 
     def _lane(self, binding: Binding, lane: int, push: Mapping[str, float]) -> Binding:
         """What a lane has of a binding of a single session's program."""
-        buffer = self._buffers[binding.buffer]
+        buffer = self._builder.buffers[binding.buffer]
         if buffer.kind == "weight":
             return binding
         row = self._rows.get(buffer.name)
@@ -166,7 +166,7 @@ class _Batch(Lowering):
         if buffer.kind == "state":
             rows = int(push["kv_heads"]), int(push["ctx"]), int(push["dim"])
             nbytes = kv.nbytes(self._forms[lane], *rows)
-        self._buffers.setdefault(name, Buffer(name, nbytes, buffer.kind))
+        self._builder.buffers.setdefault(name, Buffer(name, nbytes, buffer.kind))
         return Binding(name, binding.offset, binding.nbytes)
 
 
@@ -195,6 +195,6 @@ class _Rows(_Batch):
         return Program(whole.buffers, sequences, whole.meta)
 
     def _lane(self, binding: Binding, lane: int, push: Mapping[str, float]) -> Binding:
-        if self._buffers[binding.buffer].kind == "state":
+        if self._builder.buffers[binding.buffer].kind == "state":
             return binding  # all rows are of one session
         return super()._lane(binding, lane, push)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from engine.backends.base import NOTHING, Backend, Executable, Lent, WeightSet
 from engine.backends.selftest import Quarantined
-from engine.lower import NoKernel
 from engine.program import Program
+from engine.variants import NoKernel
 
 
 def recorded(
     backend: Backend, make: Callable[[], Program], weights: WeightSet, lent: Lent = NOTHING
 ) -> tuple[Program, Executable]:
-    """A program and its executable. `make` lowers with `lower.allowed(backend)`; when a variant
+    """A program and its executable. `make` lowers with `variants.allowed(backend)`; when a variant
     turns out to be wrong at its first use, it lowers again without it.
 
     Raises:

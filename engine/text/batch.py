@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ContextFull, OutOfMemory
-from engine.lower import allowed
 from engine.lower_batch import RECORD_STRIDE, NoBatch, lower_batch, params_at
 from engine.record import recorded
 from engine.text.model import State
 from engine.text.sampler import RECORD_BYTES
+from engine.variants import allowed
 
 Making = AbstractContextManager[None]
 

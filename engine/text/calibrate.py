@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from engine.backends.base import Backend
 from engine.errors import InvalidArgument
-from engine.lower import allowed, lower
+from engine.lower import lower
 from engine.program import Call
 from engine.text.compiled import Importance
 from engine.text.model import TextModel
+from engine.variants import allowed
 from kernels import op as contract_of
 
 TEXT = Path(__file__).with_name("calibration.txt")

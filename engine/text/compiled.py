@@ -27,9 +27,9 @@ from engine.importers.hf import Folder
 from engine.importers.hf_families import import_folder
 from engine.importers.onnx_decoder import DEFAULT_CONTEXT, import_onnx
 from engine.importers.source import pieces
-from engine.lower import weight_nbytes
 from engine.passes import optimise
 from engine.passes.pack import narrowed
+from engine.shards import weight_nbytes
 from engine.text import short
 from engine.text.tokenizer import Data, import_tokenizer
 from engine.text.tokenizer_json import chat_template, import_folder_tokenizer

@@ -9,8 +9,9 @@ from engine.backends.base import DeviceInfo
 from engine.cost import cost
 from engine.errors import OutOfMemory
 from engine.graph import Graph
-from engine.lower import Allow, allow_all, lower
+from engine.lower import lower
 from engine.program import Program
+from engine.variants import Allow, allow_all
 
 CONTEXT, CHUNK = 4096, 128  # of a session, unless others are asked for
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from engine import memory, pvrm
 from engine.backends.base import Backend, Executable
 from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory
-from engine.lower import allowed
 from engine.lower_batch import NoBatch
 from engine.pace import Fit, device_clock
 from engine.program import Program
@@ -30,6 +29,7 @@ from engine.text.rows import Rows
 from engine.text.sampler import RECORD_BYTES
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Data, TextTokenizer
+from engine.variants import allowed
 from kernels.advance.op import MOST, STRIDE
 
 Progress = Callable[[float], None]

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ContextFull
-from engine.lower import allowed
 from engine.lower_batch import RECORD_STRIDE, lower_rows, params_at
 from engine.record import recorded
 from engine.text.guess import SIZES, size_of
 from engine.text.sampler import RECORD_BYTES
+from engine.variants import allowed
 
 if TYPE_CHECKING:
     from engine.text.model import State

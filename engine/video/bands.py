@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from engine.backends.base import Backend
-from engine.lower import allowed
 from engine.record import recorded
+from engine.variants import allowed
 from engine.video.frames import Bytes, FrameFormat
 from engine.video.lowering import band_rows, lower
 from engine.video.network import VideoModel

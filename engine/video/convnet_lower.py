@@ -21,8 +21,8 @@ import numpy as np
 from engine.backends.base import DeviceInfo
 from engine.errors import InvalidArgument
 from engine.graph import Node
-from engine.lower import Allow, allow_all, choose
 from engine.program import Binding, Buffer, Call, Program
+from engine.variants import Allow, allow_all, choose
 from engine.video import convnet_pack
 from engine.video.convnet_colour import FILTER_BYTES, Plane, plane_filters
 from engine.video.convnet_graph import INPUT, Net

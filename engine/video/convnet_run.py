@@ -12,9 +12,9 @@ import numpy.typing as npt
 from engine import memory
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
-from engine.lower import allowed
 from engine.pace import LIMIT
 from engine.record import recorded
+from engine.variants import allowed
 from engine.video.bands import Source
 from engine.video.convnet import ConvModel
 from engine.video.convnet_colour import planes

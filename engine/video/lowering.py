@@ -16,8 +16,8 @@ from typing import Any
 from engine.backends.base import DeviceInfo
 from engine.errors import InvalidArgument
 from engine.graph import Graph, Node
-from engine.lower import Allow, allow_all, choose
 from engine.program import Binding, Buffer, Call, Program
+from engine.variants import Allow, allow_all, choose
 from engine.video import fused
 from engine.video.frames import FrameFormat
 from engine.video.network import Networks, convolutions
@@ -119,7 +119,7 @@ class Lowering:
         return self.buffer(name, self.networks.blob_bytes[name], "weight")
 
     def call(self, op: str, fmt: str | None, push: dict[str, Any], *bindings: Binding) -> Call:
-        """A call of the variant for `fmt` (lower.choose) that serves a slice of tiles.
+        """A call of the variant for `fmt` (variants.choose) that serves a slice of tiles.
 
         Raises:
             NoKernel: the device has none.

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from engine.backends.base import Backend, Executable
 from engine.errors import InvalidArgument
-from engine.lower import allowed, choose
 from engine.program import Binding, Buffer, Call, Program
 from engine.record import recorded
+from engine.variants import allowed, choose
 from engine.video.bands import Source
 from engine.video.frames import Bytes, FrameFormat
 from engine.video.upscale import Sink, as_planes

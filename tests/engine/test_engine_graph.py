@@ -19,11 +19,13 @@ from engine.errors import BadModel, OutOfMemory
 from engine.graph import Graph, Node, explain
 from engine.importers.families import import_model
 from engine.importers.gguf import Gguf
-from engine.lower import allowed, choose, lower, weight_nbytes
+from engine.lower import lower
 from engine.passes import PASSES, optimise
 from engine.passes.fuse_add import fuse_add
 from engine.passes.fuse_ffn import fuse_ffn
 from engine.passes.fuse_qkv import fuse_qkv
+from engine.shards import weight_nbytes
+from engine.variants import allowed, choose
 from kernels import op
 from kernels.contract import Contract, Variant
 

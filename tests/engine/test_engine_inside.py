@@ -15,10 +15,11 @@ from engine.backends.base import DeviceInfo, Limits
 from engine.graph import Graph, Node
 from engine.importers.families import import_model
 from engine.importers.gguf import Gguf
-from engine.lower import Allow, NoKernel, lower
+from engine.lower import lower
 from engine.passes import optimise
 from engine.passes.move_in import norm_into_matvec
 from engine.text.model import State, TextModel
+from engine.variants import Allow, NoKernel
 from tests.engine.conftest import off_by
 
 IDS = [5, 17, 260, 299, 3, 44, 44, 150, 1, 280, 99]

@@ -11,9 +11,9 @@ from engine.backends.base import NOTHING
 from engine.backends.null import NullBackend
 from engine.backends.selftest import Quarantined
 from engine.errors import BadModel
-from engine.lower import NoKernel, allowed
 from engine.program import Buffer, Program
 from engine.record import recorded
+from engine.variants import NoKernel, allowed
 
 
 class Doubting(NullBackend):

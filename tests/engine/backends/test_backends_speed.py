@@ -15,8 +15,8 @@ from engine.backends import speed
 from engine.backends.base import NOTHING, Lent, RunStats
 from engine.backends.null import NullBackend
 from engine.backends.vulkan import VulkanBackend
-from engine.lower import allowed, choose
 from engine.program import Program
+from engine.variants import allowed, choose
 from kernels.contract import FORMATS
 
 NORM = {"k": 100, "eps": 1e-5, "last": 0, "add": 0}
