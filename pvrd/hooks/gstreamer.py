@@ -24,42 +24,14 @@ from gi.repository import GObject, Gst, GstVideo  # noqa: E402
 
 from pvrd.errors import PvrdError  # noqa: E402
 from pvrd.hooks.frames import START_S, Closed, Frames, Result, Shape  # noqa: E402
+from pvrd.hooks.gst_caps import CAPS, MOST, enlarged, larger, smaller, structure_of  # noqa: E402
 from pvrd.hooks.gst_plain import Scaler, buffers, filled, planes_in  # noqa: E402
 
-MOST = 8  # times larger, each side
-LARGEST = 16384
-_CAPS = (
-    "video/x-raw, format=(string){ I420, NV12 }, width=(int)[ 1, 16384 ], "
-    "height=(int)[ 1, 16384 ], framerate=(fraction)[ 0/1, 2147483647/1 ]"
-)
 _PIXEL = {"I420": "i420", "NV12": "nv12"}
 # Events that do not wait for the frames before them; the others are serialised, or are no one's.
 _BESIDE = (Gst.EventType.FLUSH_START, Gst.EventType.CUSTOM_DOWNSTREAM_OOB)
 LATENCY_FRAMES = 2  # periods that a live frame may take: pvrd makes it by less, rather than late
 _FRAME_NS = 40_000_000  # of a stream that does not tell its rate
-
-
-def _structure(caps: Any, index: int = 0) -> Any:
-    """A structure of caps, as a copy. gst-python lends it for a `with` alone from 1.26 on."""
-    found = caps.get_structure(index)
-    if not hasattr(found, "__enter__"):
-        return found.copy()
-    with found as lent:
-        return lent.copy()
-
-
-def _sizes(structure: Any, low: Any, high: Any) -> Any:
-    """The structure with width and height mapped: those that are fixed by the two functions to a
-    range or a number, others to all."""
-    made = structure.copy()
-    for field in ("width", "height"):
-        fixed, value = structure.get_int(field)
-        a, b = (max(low(value), 1), min(high(value), LARGEST)) if fixed else (1, LARGEST)
-        text = str(a) if a == b else f"[ {a}, {b} ]"
-        made.remove_field(field)
-        made = Gst.Structure.from_string(f"{made.to_string()[:-1]}, {field}=(int){text};")[0]
-    made.remove_field("pixel-aspect-ratio")
-    return made
 
 
 class PvrUpscale(Gst.Element):  # type: ignore[misc]
@@ -75,10 +47,10 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
     )
     __gsttemplates__ = (
         Gst.PadTemplate.new(
-            "sink", Gst.PadDirection.SINK, Gst.PadPresence.ALWAYS, Gst.Caps.from_string(_CAPS)
+            "sink", Gst.PadDirection.SINK, Gst.PadPresence.ALWAYS, Gst.Caps.from_string(CAPS)
         ),
         Gst.PadTemplate.new(
-            "src", Gst.PadDirection.SRC, Gst.PadPresence.ALWAYS, Gst.Caps.from_string(_CAPS)
+            "src", Gst.PadDirection.SRC, Gst.PadPresence.ALWAYS, Gst.Caps.from_string(CAPS)
         ),
     )
 
@@ -137,26 +109,14 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
 
     # -- sizes
 
-    def _larger(self, structure: Any) -> Any:
-        scale = self.scale
-        if scale:
-            return _sizes(structure, lambda v: round(v * scale), lambda v: round(v * scale))
-        return _sizes(structure, lambda v: v, lambda v: v * MOST)
-
-    def _smaller(self, structure: Any) -> Any:
-        scale = self.scale or MOST
-        return _sizes(structure, lambda v: int(v / scale), lambda v: int(v / (self.scale or 1)) + 1)
-
     def _caps(self, pad: Any, wanted: Any) -> Any:
         """What a pad takes, by what the other one's peer takes."""
         template = pad.get_pad_template_caps()
-        other, change = (
-            (self.srcpad, self._smaller) if pad is self.sinkpad else (self.sinkpad, self._larger)
-        )
+        other, change = (self.srcpad, smaller) if pad is self.sinkpad else (self.sinkpad, larger)
         peer = other.peer_query_caps(other.get_pad_template_caps())
         caps = Gst.Caps.new_empty()
         for index in range(peer.get_size()):
-            caps.append_structure(change(_structure(peer, index)))
+            caps.append_structure(change(structure_of(peer, index), self.scale))
         caps = caps.intersect(template)
         return caps if wanted is None else wanted.intersect_full(caps, Gst.CapsIntersectMode.FIRST)
 
@@ -164,25 +124,15 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         info = GstVideo.VideoInfo.new_from_caps(caps)
         if info is None or info.interlace_mode != GstVideo.VideoInterlaceMode.PROGRESSIVE:
             return self._fail("the video is interlaced; put `deinterlace` before pvrupscale")
-        width, height = info.width, info.height
         wanted = Gst.Caps.new_empty()
-        wanted.append_structure(self._larger(_structure(caps)))
+        wanted.append_structure(larger(structure_of(caps), self.scale))
         found = self.srcpad.peer_query_caps(wanted).intersect(wanted)
         if found.is_empty():
             return self._fail(
-                f"downstream takes no {width}x{height} video that is enlarged "
+                f"downstream takes no {info.width}x{info.height} video that is enlarged "
                 + (f"{self.scale:g} times" if self.scale else f"1 to {MOST} times")
             )
-        fixed = _structure(found)
-        fixed.fixate_field_nearest_int("width", round(width * (self.scale or 2)))
-        times = fixed.get_int("width")[1] / width
-        fixed.fixate_field_nearest_int("height", round(height * times))
-        out_width, out_height = fixed.get_int("width")[1], fixed.get_int("height")[1]
-        par_n, par_d = info.par_n * width * out_height, info.par_d * height * out_width
-        made = caps.copy()
-        made.set_value("width", out_width)
-        made.set_value("height", out_height)
-        made.set_value("pixel-aspect-ratio", Gst.Fraction(par_n, par_d))
+        made = enlarged(caps, info, found, self.scale)
         self._drain()
         self._stop()
         if not self.srcpad.push_event(Gst.Event.new_caps(made)):
