@@ -37,7 +37,8 @@ from pvrd.objects import ROOT, Answer, Object, method, prop
 from pvrd.pictures import PictureJob
 from pvrd.reports import Activity, Reports
 from pvrd.text_session import TextSession
-from pvrd.video_session import VideoSession, plan
+from pvrd.video_layout import plan
+from pvrd.video_session import VideoSession
 from pvrd.workers import protocol
 
 FREE_PRIORITY = 11

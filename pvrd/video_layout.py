@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pvrd.bus import V, Variant
+from pvrd.enlarge import out_size
 
 PROTOCOL = 1
+DEFAULT_SLOTS = 4
 STRIDE_ALIGN = 64
 FRAME_ALIGN = 4096
 
@@ -132,6 +134,23 @@ def lay_out(form: Format, out: Format, slots: int) -> Layout:
     target = out.planes(middle)
     slot_bytes = _up(_end(target), FRAME_ALIGN)
     return Layout(form, out, slots, slot_bytes, tuple(source), tuple(target))
+
+
+def plan(chosen: Mapping[str, Any], free: int) -> Layout:
+    """The layout for these options; fewer slots than usual where `free` bytes ask for it.
+
+    Raises:
+        InvalidArgument: as out_size.
+    """
+    form = Format(
+        chosen["width"], chosen["height"], chosen["pixel"], chosen["depth"], chosen["siting"],
+        chosen["full_range"],
+    )  # fmt: skip
+    out = form.sized(*out_size(chosen))
+    layout = lay_out(form, out, chosen["slots"] or DEFAULT_SLOTS)
+    if chosen["slots"] is None and layout.ring_bytes > free:
+        layout = lay_out(form, out, max(1, free // layout.slot_bytes))
+    return layout
 
 
 def _end(planes: list[Plane]) -> int:

@@ -4,7 +4,7 @@
 A frame is recorded at SUBMIT, given to a worker, and given to another one until its answer is
 recorded (pvrd/video_frames.py). DONE goes out in the order of SUBMIT. A session has seats
 (pvrd/video_seat.py), each with some levels in one worker, and a ladder (pvrd/ladder.py) that picks
-the level of each frame.
+the level of each frame; pvrd/video_placement.py has both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import Any
 from pvrd import fds, systemd
 from pvrd.bus import Call
 from pvrd.core import Core, Session
-from pvrd.enlarge import out_size
 from pvrd.errors import DeviceLost, PvrdError
 from pvrd.inbox import WorkerLost, WorkerReleased
-from pvrd.ladder import Ladder, Level, Pace
+from pvrd.ladder import Pace
 from pvrd.models import Model
 from pvrd.objects import Answer, method, prop
 from pvrd.slot_socket import (
@@ -38,31 +37,13 @@ from pvrd.slot_socket import (
     SlotMessage,
     SlotSocket,
 )  # fmt: skip
-from pvrd.supervisor import CHOOSE_S, FALL_BACK, MAX_KILLS
-from pvrd.video_frames import QUICK_S, Frame, Line
-from pvrd.video_layout import Format, Layout, lay_out
-from pvrd.video_seat import Seat, Way
+from pvrd.supervisor import CHOOSE_S, MAX_KILLS
+from pvrd.video_frames import Frame, Line
+from pvrd.video_layout import Layout
+from pvrd.video_placement import Placement
+from pvrd.video_seat import Seat
 
-DEFAULT_SLOTS = 4
-WHY_CHARS = 300
 PAUSED_S = 5.0  # after which a paused session gives up its memory and its share
-
-
-def plan(chosen: Mapping[str, Any], free: int) -> Layout:
-    """The layout for these options; fewer slots than usual where `free` bytes ask for it.
-
-    Raises:
-        InvalidArgument: as out_size.
-    """
-    form = Format(
-        chosen["width"], chosen["height"], chosen["pixel"], chosen["depth"], chosen["siting"],
-        chosen["full_range"],
-    )  # fmt: skip
-    out = form.sized(*out_size(chosen))
-    layout = lay_out(form, out, chosen["slots"] or DEFAULT_SLOTS)
-    if chosen["slots"] is None and layout.ring_bytes > free:
-        layout = lay_out(form, out, max(1, free // layout.slot_bytes))
-    return layout
 
 
 class VideoSession(Session):
@@ -82,7 +63,6 @@ class VideoSession(Session):
         self.layout = layout
         self.charge = layout.ring_bytes
         self.adapt: bool = chosen["adapt"]
-        self._interpolate: bool = chosen["interpolate"]
         self._asked_share = self.share
         self._wishes = {key: chosen[key] for key in ("tile", "overlap", "unchanged", "precision")}
         self._wishes["map"] = chosen["tile_map"]
@@ -101,70 +81,25 @@ class VideoSession(Session):
         self._turn = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
-        self._paused = self._asleep = False
-        self._stay = False  # the GPU failed this session: it stays where it is
+        self._paused = False
+        self.asleep = False  # paused for so long that it gave all up
         self._lost_workers: set[tuple[str, int]] = set()
-        self._used: list[Model] = []
-        self._seats(smaller if self.adapt else ())
+        plain: bool = chosen["interpolate"]
+        placement = Placement(self, smaller if self.adapt else (), self.adapt and not plain)
+        self._placement, self._ladder = placement, placement.ladder
+        self._line = Line(
+            placement.places, placement.seats, placement.ladder, Pace(layout.slots), self.adapt,
+            core.stats, plain,
+        )  # fmt: skip
         self.done_count = self.dropped = self.degraded_count = self.restart_count = 0
         self._precision = ""
         self._told_level = 0, ""
 
-    def _seats(self, smaller: Sequence[Sequence[Model]]) -> None:
-        """gpu: its own network there; less: smaller ones; home: on the CPU, when the GPU is not
-        there; floor: what is always in time. Where there is no smaller network home is the floor.
-        """
-        supervisor, own = self.core.supervisor, Way(tuple(self.models))
-        ways = [Way(tuple(models)) for models in smaller]
-        plain = [Way(())] if self.adapt else []
-
-        def seat(name: str, kind: str, having: list[Way], needed: bool = False) -> Seat:
-            worker = supervisor.gpu if kind == "gpu" else supervisor.cpu
-            return Seat(self, name, worker, having, needed)
-
-        self._gpu = seat("", "gpu", [own], True)
-        self._less = seat(".less", "gpu", ways)
-        self._home = seat(".home", "cpu", [own, *ways[:-1]], True)
-        self._floor = seat(".floor", "cpu", [*ways[-1:], *plain]) if ways else self._home
-        if not ways:
-            self._home.ways += plain
-        used = [self._gpu, self._less, self._home, self._floor]
-        if self.choice == "cpu":
-            used = [self._home, self._floor]
-        elif self.choice == "gpu":
-            self._floor = seat(".floor", "cpu", plain)
-            used = [self._gpu, self._less, self._floor]
-        self._all = [s for s in dict.fromkeys(used) if s.ways]
-        self._places = [(s, i) for s in self._all for i in range(len(s.ways))]
-        names = [Level(s.ways[i].name(s.worker.kind), s.worker.kind) for s, i in self._places]
-        self._ladder = Ladder(names)
-        if self.adapt:
-            pixels = self.layout.out.width * self.layout.out.height
-            self._ladder.know(len(names) - 1, QUICK_S * pixels)
-        self._line = Line(
-            self._places, self._all, self._ladder, Pace(self.layout.slots), self.adapt,
-            self.core.stats, self._interpolate,
-        )  # fmt: skip
-
     def open(self) -> None:
         super().open()
-        self._use()
+        self._placement.use()
         self.socket.send(SlotMessage(CREDIT, credits=self.layout.slots))
         self._task = self.core.task(self._run())
-
-    def _use(self) -> None:
-        """All models but the first one, which is the Session's."""
-        ways = [way.models for seat in self._all for way in seat.ways]
-        every = {model.key: model for models in ways for model in models}
-        every.pop(self.model.key, None)
-        self._used = list(every.values())
-        for model in self._used:
-            self.core.supervisor.use(model)
-
-    def _unuse(self) -> None:
-        for model in self._used:
-            self.core.supervisor.release(model)
-        self._used = []
 
     def answer(self) -> Answer:
         """What OpenVideo returns."""
@@ -174,9 +109,9 @@ class VideoSession(Session):
         )
 
     def end(self) -> None:
-        if self._asleep:
+        if self.asleep:
             self.core.supervisor.use(self.model)  # close() releases it
-        self._unuse()
+        self._placement.release()
         if self.core.closing:
             self.socket.fail(ENDING, tell=False)
         self.socket.close()
@@ -188,8 +123,7 @@ class VideoSession(Session):
             if timer is not None:
                 timer.cancel()
         self._timer = self._pause = None
-        for seat in self._all:
-            seat.close()
+        self._placement.close()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
 
@@ -209,26 +143,26 @@ class VideoSession(Session):
             self._pause = None
         if paused:
             self._pause = asyncio.get_running_loop().call_later(PAUSED_S, self._sleep)
-        elif self._asleep:
-            self._asleep = False
+        elif self.asleep:
+            self.asleep = False
             self.core.supervisor.use(self.model)
-            self._use()
+            self._placement.use()
             self._regain()
         self.core.tree.changed(self, "Paused")
         self._turn.set()
 
     def _sleep(self) -> None:
         """A paused session lets go of its memory in the workers, its models and its share."""
-        self._asleep = True
+        self.asleep = True
         self.share = 0
-        self._unuse()
+        self._placement.release()
         self.core.supervisor.release(self.model)
         self._turn.set()
 
     def _regain(self) -> None:
         """The share, when it is not promised to others meanwhile."""
         others = self.core.shares() - self.share
-        if not self._asleep and others + self._asked_share <= 100:
+        if not self.asleep and others + self._asked_share <= 100:
             self.share = self._asked_share
 
     @prop("Paused", "b")
@@ -244,11 +178,7 @@ class VideoSession(Session):
     @prop("Levels", "as")
     def level_names(self) -> list[str]:
         """By which frames may be made, the best first."""
-        out = []
-        for level, (seat, i) in zip(self._ladder.levels, self._places, strict=True):
-            why = seat.failed or seat.left_out.get(i, "")
-            out.append(f"{level.name} (left out: {why})" if why else level.name)
-        return out
+        return self._placement.names()
 
     @prop("Level", "u")
     def level(self) -> int:
@@ -324,7 +254,8 @@ class VideoSession(Session):
     def open_message(self, name: str, levels: Sequence[Sequence[str]]) -> dict[str, Any]:
         """The video.open of a seat of this name; levels: keys of models."""
         # A session that comes from the GPU stays in float32: its frames shall not change.
-        kept = name == self._home.id and self._precision and self._wishes["precision"] == "model"
+        home = name == self._placement.home.id
+        kept = home and self._precision and self._wishes["precision"] == "model"
         wishes = {**self._wishes, "precision": self._precision} if kept else self._wishes
         return {
             "t": "video.open", "session": name, "format": self.layout.format.message(),
@@ -337,10 +268,8 @@ class VideoSession(Session):
 
     def seat_ready(self, seat: Seat, takes: Sequence[float | None], precision: str) -> None:
         """A worker opened it and knows what its levels take."""
-        for i, seconds in enumerate(takes[: len(seat.ways)]):
-            if seconds is not None:
-                self._ladder.know(self._places.index((seat, i)), seconds)
-        if seat in (self._gpu, self._home):
+        self._placement.know(seat, takes)
+        if seat in (self._placement.gpu, self._placement.home):
             self._precision = precision
             if self._ready:
                 self.arrived(seat.worker)
@@ -364,33 +293,15 @@ class VideoSession(Session):
         if worst >= MAX_KILLS and (seat.needed or seat.kills < MAX_KILLS):
             self._fail(DeviceLost(f"{worst} workers ended under one frame, the last: {lost}"))
         elif worst >= MAX_KILLS:
-            self._leave_out(seat, f"{worst} workers ended over it")
+            self._placement.leave_out(seat, f"{worst} workers ended over it")
         self._turn.set()
 
     def seat_failed(self, seat: Seat, error: PvrdError) -> None:
-        """It cannot be opened, or a frame there failed. A GPU that cannot hold this session is no
-        reason to end it: the CPU can.
-        """
+        """It cannot be opened, or a frame there failed."""
         self._line.take_back(seat, time.monotonic())
-        gone = seat.worker.state in ("absent", "disabled")
-        if seat.worker.kind == "gpu" and self.choice == "auto" and isinstance(error, FALL_BACK):
-            if not gone:
-                self._stay = self._stay or seat.needed
-                self._leave_out(seat, f"{error.name}: {error}")
-        elif seat.needed:
+        if self._placement.failed(seat, error):
             self._fail(error)
-        elif not gone:
-            self._leave_out(seat, f"{error.name}: {error}")
         self._turn.set()
-
-    def _leave_out(self, seat: Seat, why: str) -> None:
-        seat.failed = why[:WHY_CHARS]
-        seat.close()
-        systemd.log(
-            systemd.NOTICE, f"video session {self.id} does without {seat.id}: {why}",
-            PVRD_SESSION=self.id, PVRD_DEVICE=seat.worker.kind, PVRD_REASON=why.split(":")[0],
-        )  # fmt: skip
-        self.core.tree.changed(self, "Levels")
 
     def _fail(self, error: PvrdError) -> None:
         if self._error:
@@ -406,50 +317,17 @@ class VideoSession(Session):
         self.socket.fail(FAILED, tell=False)
         self._stop()
 
-    def _wanted(self) -> set[Seat]:
-        """The seats that should be open now."""
-        if self._asleep:
-            return set()
-        supervisor = self.core.supervisor
-        gpu, decision = supervisor.gpu, supervisor.decision
-        wanted = {self._floor} if self._line.timed else set()
-        auto = self.choice == "auto"
-        here = self.choice != "cpu" and gpu.state not in ("absent", "disabled") and not self._stay
-        there = auto and decision.device == "cpu"  # the governor wants it on the CPU
-        if here and auto and (decision.parked or decision.release):
-            here = False
-        # What is open there stays so while the GPU is only busy, to come back at once.
-        if here and (not there or self._gpu.wanted):
-            wanted |= {self._gpu, self._less}
-        if not here or there or gpu.state == "restarting":
-            wanted.add(self._home)
-        elif self._home.wanted:  # until the GPU has it, and the ladder climbed there
-            climbs = self._line.timed and self._ladder.levels[self._ladder.at].device == "cpu"
-            wanted |= {self._home} if climbs or not self._gpu.ready else set()
-        return {seat for seat in wanted if seat in self._all and not seat.failed}
-
     def _steer(self) -> None:
-        """Opens seats that are wanted and closes others when they hold nothing.
+        """Opens and closes seats.
 
         Raises:
             DeviceLost: the device that is asked for is not there.
         """
         self.core.supervisor.check_device(self.choice)
-        wanted = self._wanted()
-        for seat in self._all:
-            if seat in wanted:
-                seat.open()
-            elif seat.wanted and not seat.held:
-                seat.close()
-        first = next((seat for seat in (self._gpu, self._home) if seat.ready), None)
-        # Making the pipelines of smaller networks later would hold the first frames up.
-        opening = first is self._gpu and self._opening(self._less)
-        if first is not None and not self._ready and not opening:
+        self._placement.steer(self._line.timed)
+        first = self._placement.first()
+        if first is not None and not self._ready:
             self.arrived(first.worker)
-
-    @staticmethod
-    def _opening(seat: Seat) -> bool:
-        return seat.wanted and not seat.ready
 
     async def _run(self) -> None:
         """Serves the session to its end."""
@@ -460,52 +338,18 @@ class VideoSession(Session):
                 self._steer()
                 self._pump()
                 now = time.monotonic()
-                here = self._asleep or any(seat.ready for seat in self._all)
+                here = self.asleep or self._placement.ready()
                 nobody = bool(self._line.frames) and not here
                 alone = (alone or now) if nobody else None
                 if alone is not None and now - alone > CHOOSE_S:
-                    workers = {seat.worker.kind: seat.worker for seat in self._all}.values()
-                    reasons = "; ".join(f"{w.kind}: {w.reason or w.state}" for w in workers)
-                    raise DeviceLost(f"no worker came within {CHOOSE_S:g} s ({reasons})")
+                    why = self._placement.workers()
+                    raise DeviceLost(f"no worker came within {CHOOSE_S:g} s ({why})")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._turn.wait(), CHOOSE_S if nobody else None)
         except DeviceLost as e:
             self._fail(e)
 
     # -- frames
-
-    def _barred(self) -> dict[int, str]:
-        """Levels that cannot be used now, and why."""
-        decision, gpu = self.core.supervisor.decision, self.core.supervisor.gpu
-        now = time.monotonic()
-        stuck = {seat.worker.kind for seat in self._all if self._line.stuck(seat, now)}
-        governed = self.choice == "auto" and decision.device == "cpu"
-        out: dict[int, str] = {}
-        for at, (seat, i) in enumerate(self._places):
-            kind = seat.worker.kind
-            left = at == len(self._places) - 1 and self.adapt and not self._interpolate
-            if left and self._line.timed:
-                continue  # the client does it
-            if governed and kind == "gpu":
-                out[at] = decision.reason or "the governor keeps the GPU free"
-            elif not seat.ready or i in seat.left_out:
-                why = gpu.reason if kind == "gpu" and gpu.state != "ready" else ""
-                out[at] = why or seat.failed or f"the {kind} has not opened it yet"
-            elif seat is self._gpu and self._line.timed and self._opening(self._less):
-                out[at] = "the gpu opens smaller networks"  # and would hold frames up
-            elif kind in stuck:
-                out[at] = f"the {kind} does not answer"
-            elif not seat.ways[i].models and not self._line.timed:
-                out[at] = "it is for frames with deadlines"
-        if self.adapt and decision.precision == "low":
-            free = [at for at, (seat, i) in enumerate(self._places)
-                    if at not in out and seat.ways[i].models]  # fmt: skip
-            own = [at for at in free if self._places[at][0].ways[0].models == tuple(self.models)
-                   and self._places[at][1] == 0]  # fmt: skip
-            if len(own) < len(free):
-                why = decision.reason or "the governor asks for small networks"
-                out.update(dict.fromkeys(own, why))
-        return out
 
     def _pump(self) -> None:
         """Gives waiting frames to workers, interpolates and drops late ones, answers."""
@@ -517,7 +361,8 @@ class VideoSession(Session):
                     frame.drop()  # nobody will see it
         else:
             self._ladder.share(self.core.supervisor.decision.share)
-            line.issue(now, self._barred())
+            stuck = {s.worker.kind for s in self._placement.seats if line.stuck(s, now)}
+            line.issue(now, self._placement.barred(line.timed, stuck))
         line.answered(self._send)
         if self._timer is not None:
             self._timer.cancel()

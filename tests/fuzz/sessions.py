@@ -384,7 +384,8 @@ def check_lines(said: bytes, lied: bool) -> None:
 async def play_video(world: World, given: list[list[Any]]) -> None:
     from pvrd import options
     from pvrd.slot_socket import CREDIT, DONE, DROP, ERROR, SUBMIT, SlotMessage
-    from pvrd.video_session import VideoSession, plan
+    from pvrd.video_layout import plan
+    from pvrd.video_session import VideoSession
 
     size = {"width": WIDTH, "height": HEIGHT, "slots": SLOTS}
     chosen = options.parse(size, options.VIDEO_SESSION)

@@ -20,8 +20,7 @@ from pvrd.config import Config, ConfigError, Paths
 from pvrd.errors import NAMES, Internal, InvalidArgument, NotAuthorized, SlowReader, from_name
 from pvrd.options import TEXT_JOB, parse
 from pvrd.stream import LINE, LineStream, failure, pieces
-from pvrd.video_layout import Format, lay_out
-from pvrd.video_session import plan
+from pvrd.video_layout import Format, lay_out, plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
