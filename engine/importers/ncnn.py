@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import BadModel, UnsupportedModel
-from engine.video.convnet_graph import INPUT, MAX_NODES, Builder, Net, unsupported
+from engine.video.convnet_builder import Builder, unsupported
+from engine.video.convnet_graph import INPUT, MAX_NODES, Net
 
 F32 = npt.NDArray[np.float32]
 

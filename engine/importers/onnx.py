@@ -19,7 +19,8 @@ from engine.errors import BadModel, UnsupportedModel
 from engine.importers import onnx_wire
 from engine.importers.onnx_fold import FOLDED, size
 from engine.importers.onnx_wire import Array, OnnxGraph, OnnxNode
-from engine.video.convnet_graph import INPUT, Builder, Net, unsupported
+from engine.video.convnet_builder import Builder, unsupported
+from engine.video.convnet_graph import INPUT, Net
 
 PROBE = (
     240,

@@ -18,8 +18,9 @@ from engine.backends.base import DeviceInfo
 from engine.errors import BadModel, InvalidArgument, UnsupportedModel
 from engine.video import convnet_pack
 from engine.video.convnet import prepared
+from engine.video.convnet_builder import Builder
 from engine.video.convnet_colour import planes
-from engine.video.convnet_graph import INPUT, Builder, Net
+from engine.video.convnet_graph import INPUT, Net
 from engine.video.convnet_layout import buffers, layout
 from engine.video.convnet_lower import PART_MACS, lower, plan
 from engine.video.convnet_windows import windows
