@@ -48,6 +48,7 @@ LEAST_S = 0.3e-3  # a shorter part is none
 TRUE = 0.0015  # so far from what was told the refresh's length may be
 LEAST_TURNS, MOST_TURNS, GAIN = 30, 400, 0.3  # refreshes between touches that tell it; of each
 LOST = 6  # refreshes in a row with a touch: the part lies elsewhere
+PATIENCE = 3, 6  # refreshes of waiting, since sleeps end late: it need not fit; it goes at once
 
 
 class Rhythm:
@@ -61,6 +62,7 @@ class Rhythm:
         self._ended = 0.0  # the last submission
         self._noise = 0.7 * MOST_NOISE_S  # seconds longer than alone that few are far from the part
         self._aimed = False  # was the wait such that the next one ends where the part begins?
+        self._since: float | None = None  # the present submission waits
         self._restart()
 
     def _restart(self) -> None:
@@ -112,7 +114,23 @@ class Rhythm:
         return max(0.0, self.period - at - MARGIN_S[0] - NEAR_S * self._probes[0])
 
     def wait(self, now: float, need: float) -> float:
-        """How long to wait before a submission that takes `need` alone."""
+        """How long to wait before a submission that takes `need` alone; to be asked again then,
+        until it is 0.
+        """
+        pause = self._pause(now, need)
+        if pause <= 0:
+            self._since = None
+            return 0.0
+        since = self._since = now if self._since is None else self._since
+        waited = (now - since) / self.period
+        if self.start is not None and waited > PATIENCE[0]:  # a busy machine wakes nobody in time
+            pause = max(0.0, self.start + self.busy - now) if waited <= PATIENCE[1] else 0.0
+            if not pause:
+                self._since, self._aimed = None, False
+        return pause
+
+    def _pause(self, now: float, need: float) -> float:
+        """As wait, however long it waits already."""
         if self.start is None:
             return 0.0
         start = self._turn(now)

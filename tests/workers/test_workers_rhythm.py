@@ -20,7 +20,8 @@ from engine.backends.vulkan import VulkanBackend
 from engine.backends.vulkan.segments import Part, Run, Segments
 from engine.pace import TURN
 from engine.text.model import TextModel
-from pvrd.workers.rhythm import LEAST_S, Rhythm
+from pvrd.workers.paced import Cut
+from pvrd.workers.rhythm import LEAST_S, MARGIN_S, Rhythm
 from pvrd.workers.timings import Meter, Metered, Spans
 from tests.workers.conftest import Peer
 
@@ -214,6 +215,24 @@ def test_turning_to_us_is_no_touch() -> None:
     assert statistics.quantiles(lengths, n=20)[-1] < FRAME_S + 1.2e-3
 
 
+@pytest.mark.parametrize("share", [0.6, 0.99, 1.0])
+@pytest.mark.parametrize("late_s", [0.4e-3, 1.2e-3, 5e-3, 16e-3])
+def test_sleeps_that_end_late_do_not_let_a_slice_wait_for_ever(share: float, late_s: float) -> None:
+    """On a busy machine each sleep may end later than what fits ever allows."""
+    rhythm = Rhythm()
+    rhythm.pace(60.0)
+    rhythm.start = 0.0
+    rhythm._begin(3e-3)
+    need = share * (rhythm.period - rhythm.busy - sum(MARGIN_S))
+    now = 1e-3
+    for _ in range(50):
+        began = now
+        while (pause := rhythm.wait(now, need)) > 0:
+            now += pause + late_s
+            assert now - began < 0.2
+        now += need + 0.1e-3
+
+
 def test_a_part_where_nobody_works_any_more_closes() -> None:
     rhythm, _ = beside(Screen(until_s=5.0), 0.8e-3, seconds=9.0)
     assert rhythm.start is None or rhythm.busy < 4 * LEAST_S
@@ -292,6 +311,73 @@ def test_parts_compute_what_the_whole_does(tiny: Path, tmp_path: Path) -> None:
         state.close()
         model.close()
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("others", [True, False])
+def test_tokens_that_go_together_are_the_same(tiny: Path, tmp_path: Path, others: bool) -> None:
+    """Whole tokens where each is one part, as a small model's are, and parts with tokens behind."""
+    with contextlib.closing(VulkanBackend(allow_software=True)) as backend:
+        model = TextModel.load(tiny, str(tmp_path / "tiny.pvrm"), backend)
+        model.ahead = 16
+        state = model.state(64)
+        exe: Any = state.executable
+        parts, cut = Segments(exe), "decode" if others else "ahead"
+        said, sizes = [], []
+        for count, first in ((0, 1), (1, 1), (3, 1), (3, 2), (500, 1)):
+            state.common([])
+            state.run([1, 2, 3], head=True)
+            lengths: list[int] = []
+
+            def run(
+                runs: Sequence[Run],
+                submit: Callable[[Run], None],
+                to: list[int] = lengths,
+                first: int = first,
+            ) -> int:
+                chosen = runs[-1] if to else runs[first - 1]  # as many as may be, but at first
+                to.append(len(chosen))
+                submit(chosen)
+                return len(chosen)
+
+            with pytest.MonkeyPatch.context() as patch:
+                if count:
+
+                    def slice(*names: str, count: int = count, run: Any = run) -> RunStats:
+                        spent, done = parts.run(names, cut, count, run)
+                        return RunStats(spent, None, done)
+
+                    patch.setattr(exe, "run", slice)
+                before = backend.counters()["dispatches"]
+                records = state.run_ahead(4, 11, others)
+                said.append([int(record[:4].view(np.uint32)[0]) for record in records])
+                sizes.append(lengths)
+                said[-1].append(backend.counters()["dispatches"] - before)
+        state.close()
+        model.close()
+    assert all(other == said[0] for other in said[1:])
+    assert sizes[1] == [1, 8, 2]  # tokens
+    assert sizes[2] == [1, 8, *[6] * 4]
+    assert sizes[3] == [2, 7, *[6] * 4]
+    assert len(sizes[4]) == 1 + 11  # of more than LONGEST parts each
+
+
+def test_the_longest_goes_that_there_is_room_for() -> None:
+    """By what its parts take one by one until it is known itself, and never one that is not."""
+    gate = Meter().gate
+    cut, rhythm = Cut(gate, None), gate.rhythm
+    token = [Part(("ahead",), 2, number, 2) for number in range(2)]
+    runs = [(token[0],), tuple(token), (*token, *token)]
+    known = {(0, 1): 1e-3, (1, 1): 2e-3}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rhythm, "alone", lambda kind: known.get(kind[-1][2:], 0.0))
+        for room, length in ((0.0, 1), (2.9e-3, 1), (3.1e-3, 2), (5.9e-3, 2), (1.0, 2)):
+            patch.setattr(rhythm, "room", lambda now, room=room: room)
+            assert len(cut._longest((), runs)) == length
+        known[0, 4] = 3.5e-3  # together they take less
+        assert len(cut._longest((), runs)) == 4
+        del known[1, 1]
+        assert len(cut._longest((), runs)) == 1
 
 
 @pytest.mark.gpu
