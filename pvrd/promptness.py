@@ -33,12 +33,19 @@ def stand_in_front() -> bool:
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    if nice == 0:  # else somebody gave it that
+    if nice:  # somebody gave it that
+        return _ask(number, nice)
+    # With the flag in one call: where that is refused no child inherits a value alone.
+    if not _ask(number, NICE):
+        return _ask(number, 0)
+    if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICE)
-            nice = NICE
-            if os.getsid(0) == os.getpid():
-                AUTOGROUP.write_text(str(NICE), "ascii")
+            AUTOGROUP.write_text(str(NICE), "ascii")
+    return True
+
+
+def _ask(number: int, nice: int) -> bool:
+    """For short slices, and this nice value; False where that is refused."""
     # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
     values = 48, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, SLICE_NS, 0, 0
     libc = ctypes.CDLL(None, use_errno=True)

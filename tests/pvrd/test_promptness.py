@@ -49,3 +49,16 @@ def test_a_session_of_its_own_stands_in_front_as_a_whole() -> None:
 
 def test_a_class_that_somebody_gave_stays() -> None:
     subprocess.run([sys.executable, "-c", CODE, "batch"], cwd=ROOT, check=True, timeout=60)
+
+
+def test_where_the_kernel_refuses_nothing_is_left_to_children() -> None:
+    """Without the flag they would inherit a nice value that is ours alone."""
+    code = """
+import os
+from pvrd import promptness
+promptness._SETATTR = dict.fromkeys(promptness._SETATTR, 9999)  # no such call
+nice = os.getpriority(os.PRIO_PROCESS, 0)
+assert not promptness.stand_in_front()
+assert os.getpriority(os.PRIO_PROCESS, 0) == nice
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
