@@ -55,6 +55,9 @@ def held(
 
     low, high: [rows, width] and [scale rows, scale width] of one type, u8 or u16, the samples of a
     row side by side. firsts: of each tile the first column of the grid.
+
+    Raises:
+        ValueError: these are no such planes, or a tile begins beside them.
     """
     height, width = low.shape
     bad = high.dtype != low.dtype or low.itemsize not in (1, 2)
@@ -63,6 +66,8 @@ def held(
         raise ValueError(f"{high.shape} {high.dtype} is no result of {low.shape} {low.dtype}")
     sums = np.empty((3, len(firsts)))
     firsts = np.ascontiguousarray(firsts, np.int64)
+    if len(firsts) and not (firsts.min() >= 0 and sparse * firsts.max() < width):
+        raise ValueError(f"a tile begins beside a plane of {width} columns")
     library().pvr_held(
         low.ctypes.data, low.strides[0], high.ctypes.data, high.strides[0], low.itemsize,
         height, width, scale, sparse, firsts.ctypes.data, len(firsts), sums.ctypes.data,

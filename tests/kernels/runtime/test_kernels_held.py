@@ -48,3 +48,10 @@ def test_results_are_held_against_an_estimate(
 def test_what_is_no_result_is_not_read(high: Any) -> None:
     with pytest.raises(ValueError, match="no result of"):
         held(np.zeros((4, 5), np.uint8), high, 2, 1, np.array([0]))
+
+
+@pytest.mark.parametrize("firsts", [[0, 2], [0, 1 << 40], [-1, 0], [0, 9, 1]])
+def test_a_tile_beside_the_plane_is_not_read(firsts: list[int]) -> None:
+    low, high = np.zeros((4, 8), np.uint8), np.zeros((8, 16), np.uint8)
+    with pytest.raises(ValueError, match="begins beside a plane of 8 columns"):
+        held(low, high, 2, 4, np.array(firsts))
