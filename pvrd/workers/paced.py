@@ -72,6 +72,7 @@ class Cut:
         self._parts = dict.fromkeys(CUTS, 1)
         self._runs = 0
         self._segments: Any = None
+        self.pieces = 1  # of the last slice: after each it could have ended
 
     @property
     def on(self) -> bool:
@@ -101,10 +102,11 @@ class Cut:
         def paced(runs: Sequence[Run], submit: Callable[[Run], None]) -> int:
             self._gate.wait(self._gate.rhythm.alone((*kind, _name(runs[0]))))
             run = self._longest(kind, runs)
+            self.pieces += run[-1].last
             self._gate.pass_through((*kind, _name(run)), partial(submit, run))
             return len(run)
 
-        cut = sequences[0]
+        cut, self.pieces = sequences[0], 0
         count = self._count(cut, kind)
         spent, done = self._segments.run(sequences, cut, count, paced, stop)
         return RunStats(spent, None, done)

@@ -206,7 +206,7 @@ class MeteredExecutable:
             took = time.perf_counter() - began
         elif not more and self._cut.wanted(sequences):
             stats = self._cut.run((self._weights, *self._size), sequences, meter.urgent)
-            meter.pieces = max(1, stats.done or 1)
+            meter.pieces = max(1, self._cut.pieces)
             took = stats.wall_s
         else:
             kind = (self._weights, sequences, *self._size)

@@ -20,6 +20,7 @@ from engine.backends.vulkan import VulkanBackend
 from engine.backends.vulkan.segments import Part, Run, Segments
 from engine.pace import TURN
 from engine.text.model import TextModel
+from pvrd.workers import paced
 from pvrd.workers.paced import Cut
 from pvrd.workers.rhythm import LEAST_S, MARGIN_S, Rhythm
 from pvrd.workers.timings import Meter, Metered, Spans
@@ -360,6 +361,27 @@ def test_tokens_that_go_together_are_the_same(tiny: Path, tmp_path: Path, others
     assert sizes[2] == [1, 8, *[6] * 4]
     assert sizes[3] == [2, 7, *[6] * 4]
     assert len(sizes[4]) == 1 + 11  # of more than LONGEST parts each
+
+
+@pytest.mark.gpu
+def test_tokens_that_go_together_are_one_piece_of_a_slice(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By pieces the scheduler tells how long something urgent may have to wait."""
+    monkeypatch.setattr(paced, "TOGETHER_S", 100.0)
+    with contextlib.closing(VulkanBackend(allow_software=True)) as backend:
+        meter = Meter()
+        metered: Any = Metered(backend, meter)
+        model = TextModel.load(tiny, str(tmp_path / "tiny.pvrm"), metered)
+        model.ahead = 8
+        meter.gate.rhythm.pace(60.0)
+        monkeypatch.setattr(meter.gate.rhythm, "room", lambda now: 100.0)
+        state = model.state(64)
+        state.run([1, 2, 3], head=True)
+        assert len(state.run_ahead(4, 6, others=False)) == 6
+        state.close()
+        model.close()
+    assert meter.pieces == 2  # one token, of which nothing is known, and then five
 
 
 def test_the_longest_goes_that_there_is_room_for() -> None:
