@@ -10,7 +10,6 @@ an exporter may write it as it likes, and a model that does something else is re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,12 +17,12 @@ import numpy as np
 
 from engine.errors import UnsupportedModel
 from engine.graph import Change
-from engine.importers import ggml, rope
+from engine.importers import ggml
 from engine.importers.decoder import ROPE, Config, Model, build
-from engine.importers.onnx_numbers import attend, close, exact, gelu, rotated, rounded, silu
-from engine.importers.onnx_trace import TOKENS, Trace
-from engine.importers.onnx_wire import Array, OnnxGraph, OnnxNode
-from engine.importers.rope import Rope
+from engine.importers.onnx_attention import head_norms, heads_of, recognised
+from engine.importers.onnx_numbers import close, gelu, rounded, silu
+from engine.importers.onnx_trace import TOKENS, Trace, strange
+from engine.importers.onnx_wire import Array, OnnxGraph
 from engine.importers.source import Bytes, TensorInfo
 
 DEFAULT_CONTEXT = 4096  # tokens, where nobody says more
@@ -102,7 +101,7 @@ class _Walk:
             raise UnsupportedModel("The model has several outputs; logits alone are supported.")
         head = self._product(t.graph.outputs[0])
         if head is None or head.bias is not None:
-            raise _strange("the logits", t.graph.outputs[0])
+            raise strange("the logits", t.graph.outputs[0])
         self._tensors["output.weight"] = head.w
         x = self._norm("output_norm.weight", head.x)
         layers: list[_Layer] = []
@@ -115,7 +114,7 @@ class _Walk:
         if head.w.shape == table.shape and (head.w is table or np.shares_memory(head.w, table)):
             del self._tensors["output.weight"]
         if not layers:
-            raise _strange("the first layer", x)
+            raise strange("the first layer", x)
         return build(self._config(layers, table, scale), self._source(len(layers)))
 
     def _config(self, layers: list[_Layer], table: Array, scale: float) -> Config:
@@ -185,10 +184,10 @@ class _Walk:
         live, held = t.sides(node) if node is not None and node.op == "Mul" else ([], [])
         mean = [n for n in t.before(value, ()) if n.op == "ReduceMean" and n.outputs[0] in t.live]
         if len(live) != 1 or len(held) != 1 or held[0].ndim != 1 or not mean:
-            raise _strange("a norm", value)
+            raise strange("a norm", value)
         square = t.node(mean[-1].inputs[0])
         if square is None or square.op not in ("Pow", "Mul"):
-            raise _strange("a norm", value)
+            raise strange("a norm", value)
         x = t.strip(square.inputs[0])
         w = held[0]
         eps = rounded(self._epsilon(value, x))
@@ -196,7 +195,7 @@ class _Walk:
             given = self._random(t.values[x].shape) * np.float32(size)
             want = given / np.sqrt(np.mean(given**2, axis=-1, keepdims=True) + eps) * w
             if not close(t.part(value, {x: given}), want):
-                raise _strange("a norm", value)
+                raise strange("a norm", value)
         self._eps.add(eps)
         self._tensors[name] = w
         return x
@@ -208,7 +207,7 @@ class _Walk:
             live, held = t.sides(node)
             if node.op == "Add" and len(live) == 1 and held and held[0].size == 1:
                 return float(held[0].reshape(-1)[0])
-        raise _strange("a norm", value)
+        raise strange("a norm", value)
 
     def _embedding(self, value: str) -> tuple[Array, float] | None:
         """The table that tokens are looked up in and its factor, if a value is that."""
@@ -229,11 +228,11 @@ class _Walk:
         x, down = self._block(x)
         h = self._feed_forward(f"blk.{i}.", down, layer)
         if self._norm(f"blk.{i}.ffn_norm.weight", h) != x:
-            raise _strange("the input of a feed-forward part", h)
+            raise strange("the input of a feed-forward part", h)
         x, o = self._block(x)
         h = self._attention(f"blk.{i}.", o, layer)
         if self._norm(f"blk.{i}.attn_norm.weight", h) != x:
-            raise _strange("the input of an attention", h)
+            raise strange("the input of an attention", h)
         layers.append(layer)
         return x
 
@@ -248,7 +247,7 @@ class _Walk:
             else []
         )
         if len(found) != 1:
-            raise _strange("a sum of the stream", value)
+            raise strange("a sum of the stream", value)
         stream, product = found[0]
         return t.strip(stream), product
 
@@ -264,14 +263,14 @@ class _Walk:
             seen.add(name)
             node = t.maker.get(name)
             if node is None:
-                raise _strange("a block", value)
+                raise strange("a block", value)
             product = self._product(name) if node.op in ("Add", "MatMul", "Gemm") else None
             if product is not None:
                 found[product.value] = product
             else:
                 wanted.extend(node.inputs)
             if len(found) > 3:
-                raise _strange("a block", value)
+                raise strange("a block", value)
         order = {o: i for i, n in enumerate(t.graph.nodes) for o in n.outputs}
         return sorted(found.values(), key=lambda p: order[p.value])
 
@@ -304,18 +303,18 @@ class _Walk:
                 else:
                     continue
                 return self._common(products, down.x)
-        raise _strange("a feed-forward part", down.x)
+        raise strange("a feed-forward part", down.x)
 
     def _common(self, products: list[_Product], value: str) -> str:
         inputs = {self._trace.strip(q.x) for q in products}
         if len(inputs) != 1:
-            raise _strange("the input of a block", value)
+            raise strange("the input of a block", value)
         return inputs.pop()
 
     def _attention(self, p: str, o: _Product, layer: _Layer) -> str:
         t, products = self._trace, self._inner(o.x)
         self._keep(p + "attn_output", o)
-        heads, dim = self._heads(o.x, o.w.shape[1])
+        heads, dim = heads_of(t, o.x, o.w.shape[1])
         q_rows = heads * dim
         given = {q.value: self._random(t.values[q.value].shape) for q in products}
         out = t.part(o.x, given).reshape(TOKENS, heads, dim)
@@ -330,10 +329,11 @@ class _Walk:
             orders = [
                 ([values[q.value] for q in order], order) for order in _orders(products, q_rows)
             ]
-        both = self._head_norms(o.x, given, dim)
+        eps = min(self._eps)
+        both = head_norms(t, o.x, given, dim)
         tries = [(a, order, norms) for a, order in orders for norms in (both, both[::-1])]
         for arrays, order, norms in tries:
-            found = self._recognised(o.x, arrays, heads, dim, norms, out)
+            found = recognised(t, o.x, arrays, heads, dim, norms, eps, out)
             if found is None:
                 continue
             layer.attention = found
@@ -345,125 +345,10 @@ class _Walk:
             for name, w in zip("qk", norms, strict=False):
                 self._tensors[f"{p}attn_{name}_norm.weight"] = w
             return self._common(products, o.x)
-        raise _strange("an attention", o.x)
-
-    def _heads(self, value: str, width: int) -> tuple[int, int]:
-        """Heads, and elements of each: the softmax's shape tells."""
-        t = self._trace
-        for node in reversed(t.before(value, ())):
-            shape = t.values[node.outputs[0]].shape
-            if node.op == "Softmax" and node.outputs[0] in t.live and len(shape) >= 3:
-                heads = int(np.prod(shape[:-2]))
-                if width % heads == 0:
-                    return heads, width // heads
-        raise _strange("an attention", value)
-
-    def _head_norms(self, value: str, given: Mapping[str, Array], dim: int) -> list[Array]:
-        """Vectors of the norms of Q's and K's heads, when there are two."""
-        t = self._trace
-        found = []
-        for node in t.before(value, given):
-            live, held = t.sides(node)
-            vector = len(live) == 1 and len(held) == 1 and held[0].shape == (dim,)
-            if node.op == "Mul" and node.outputs[0] in t.live and vector:
-                found.append(held[0])
-        return found if len(found) == 2 else []
-
-    def _recognised(
-        self, value: str, qkv: list[Array], heads: int, dim: int, norms: list[Array], out: Array
-    ) -> dict[str, Any] | None:
-        """What an attention is, if it computes `out` of Q, K and V; None if it is another."""
-        kv_heads = qkv[1].shape[1] // dim
-        if qkv[0].shape[1] != heads * dim or qkv[1].shape != qkv[2].shape or not kv_heads:
-            return None
-        if heads % kv_heads or qkv[1].shape[1] % dim:
-            return None
-        tables = self._rope(value)
-        q, k, v = (a.reshape(TOKENS, -1, dim) for a in qkv)
-        if norms:
-            eps = min(self._eps)
-            q, k = (
-                x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * w
-                for x, w in zip((q, k), norms, strict=True)
-            )
-        for turn in tables:
-            table = turn.table(TOKENS)
-            qr, kr = rotated(q, table), rotated(k, table)
-            for window in self._windows(value):
-                if close(out, attend(qr, kr, v, dim**-0.5, window)):
-                    return {
-                        "heads": heads, "kv_heads": kv_heads, "dim": dim, "rope": turn,
-                        "scale": dim**-0.5, "window": window,
-                    }  # fmt: skip
-        return None
-
-    def _windows(self, value: str) -> list[int]:
-        """Windows that may be meant: none, or a number that the masks are made with.
-
-        Raises:
-            UnsupportedModel: a number that TOKENS tokens cannot tell.
-        """
-        t = self._trace
-        numbers = set()
-        for node in t.before(value, ()):
-            if node.outputs[0] in t.live or node.op not in ("Sub", "Add", "Greater", "Less"):
-                continue
-            for name in node.inputs:
-                array = t.values[name]
-                given = name in t.graph.constants or _is_constant(t.maker.get(name))
-                if given and array.size == 1 and array.dtype.kind in "iu":
-                    numbers.add(abs(int(array.reshape(-1)[0])))
-        if far := [n for n in numbers if TOKENS < n < 1 << 30]:
-            raise UnsupportedModel(
-                f"The model's mask is made with the number {min(far)}, which may be a window; that"
-                " is not supported in ONNX."
-            )
-        return [0, *sorted(n for n in numbers if 2 <= n < TOKENS)]
-
-    def _rope(self, value: str) -> list[Rope]:
-        """Rotary tables that may be meant: what cosines are taken of, at position 1."""
-        t = self._trace
-        found = []
-        for node in t.before(value, ()):
-            if node.op != "Cos" or node.outputs[0] in t.live:
-                continue
-            angles = t.values[node.inputs[0]].astype(np.float64)
-            if angles.size < TOKENS or angles.size % TOKENS:
-                continue
-            angles = angles.reshape(TOKENS, -1)
-            half = angles.shape[1]
-            if half % 2 == 0 and np.array_equal(angles[:, : half // 2], angles[:, half // 2 :]):
-                half //= 2
-            freqs = angles[1, :half]
-            if not np.allclose(angles[:, :half], np.arange(TOKENS)[:, None] * freqs, rtol=1e-4):
-                raise _strange("rotary positions", node.name)
-            for magnitude in {1.0, *self._magnitudes(node.outputs[0])}:
-                found.append(rope.made(exact(freqs), magnitude))
-        return found
-
-    def _magnitudes(self, cos: str) -> list[float]:
-        """Numbers that a cosine is multiplied with."""
-        t = self._trace
-        found = []
-        for node in t.graph.nodes:
-            if node.op == "Mul" and cos in node.inputs:
-                other = t.values[node.inputs[1 - node.inputs.index(cos)]]
-                if other.size == 1:
-                    found.append(float(other.reshape(-1)[0]))
-        return found
+        raise strange("an attention", o.x)
 
     def _random(self, shape: tuple[int, ...]) -> Array:
         return self._rng.standard_normal(shape).astype(np.float32)
-
-
-def _strange(what: str, value: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"The ONNX model has {what} of a kind that is not known (at {value[:64]!r})."
-    )
-
-
-def _is_constant(node: OnnxNode | None) -> bool:
-    return node is not None and node.op == "Constant"
 
 
 def _orders(products: list[_Product], q_rows: int) -> list[list[_Product]]:

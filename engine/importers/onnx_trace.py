@@ -289,3 +289,10 @@ def _senseless(node: OnnxNode) -> BadModel:
 
 def _zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
     return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def strange(what: str, value: str) -> UnsupportedModel:
+    """The refusal of a part of a graph, said with the value that it makes."""
+    return UnsupportedModel(
+        f"The ONNX model has {what} of a kind that is not known (at {value[:64]!r})."
+    )
