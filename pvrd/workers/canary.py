@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import Any
 
-KINDS = 256  # that are remembered
+KINDS = 1024  # that are remembered
 WINDOW = 64  # slices of a kind that the quantile is of
 KNOWN = 8  # slices after which a kind is known
 QUANTILE = 0.1
