@@ -13,15 +13,15 @@ import os
 import select
 import socket
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.backends.base import Backend
-from engine.errors import DeviceLost, InvalidArgument, PvrError
+from engine.errors import DeviceLost, InvalidArgument
 from engine.pace import LIMIT
-from pvrd.workers import devices, faults, protocol
+from pvrd.workers import devices, protocol
+from pvrd.workers.failures import PeerGone, fail, guard
+from pvrd.workers.greeting import Open, greet
 from pvrd.workers.models import Models
 from pvrd.workers.neighbour import Neighbour
 from pvrd.workers.picture_jobs import PictureTask
@@ -40,11 +40,6 @@ MOST_OWED_S = 1.0
 LEAST_SHARE = 0.01  # of the time: below it nothing would ever end
 
 log = logging.getLogger("pvrd.worker")
-Open = Callable[[str, Mapping[str, Any]], devices.Opened]
-
-
-class PeerGone(Exception):
-    """pvrd closed the socket: end at once."""
 
 
 class Worker:
@@ -80,9 +75,12 @@ class Worker:
     def run(self) -> int:
         """Serves to the end; the exit status: 0 (peer gone), EXIT_LOST or EXIT_PROTOCOL."""
         try:
-            backend = self._start()
+            backend, self._neighbour = greet(
+                self._kind, self._generation, self._config, self._open, self.send
+            )
             if backend is None:
                 return self._wait_for_end()
+            backend = Metered(backend, self._meter)
             self._models = Models(backend, self._config, self.send, self.breathe)
             self._text = TextJobs(self._models, self._scheduler, self.send)
             while True:
@@ -113,56 +111,6 @@ class Worker:
         if any(received.message["t"] not in PATIENT for received in self._inbox):
             return True
         return self._scheduler.dated(self._running)
-
-    def _start(self) -> Backend | None:
-        """Opens the device and says hello."""
-        try:
-            wanted = faults.parse(self._config.get("faults") or (), self._kind, self._generation)
-            if "no_device" in wanted.at:
-                opened = devices.Opened(None, "there is no device (a fault of the test)", "failed")
-            else:
-                opened = self._open(self._kind, self._config)
-        except Exception as e:  # a driver may fail in any way; there is an answer all the same
-            self._report(e)
-            opened = devices.Opened(None, "the device could not be opened", "failed")
-        backend, described = opened.backend, None
-        if backend is not None:
-            described = devices.describe(backend.info, devices.quarantined(backend))
-            if nodes := wanted.node():
-                described["properties"] = {**described["properties"], "nodes": nodes}
-            if backend.info.software:  # the CPU, or a GPU that is one
-                self._neighbour = Neighbour()
-                self._neighbour.keep_to(devices.cores(self._config).cpus)
-            wanted.arm()
-        self.send(
-            {
-                "t": "hello",
-                "protocol": protocol.PROTOCOL,
-                "pid": os.getpid(),
-                "device": described,
-                "reason": opened.reason,
-                "code": opened.code,
-            }
-        )
-        if (listen := getattr(backend, "listen", None)) is not None:
-            listen(lambda what, name, reason: self._on_kernel(what, name, backend, wanted))
-        if backend is not None and hasattr(backend, "announce"):
-            backend.announce = lambda on: self.send({"t": "busy", "on": on})
-        if backend is not None and wanted.at:
-            backend = faults.FaultyBackend(backend, wanted)
-        return None if backend is None else Metered(backend, self._meter)
-
-    def _on_kernel(
-        self, what: str, name: str, backend: Backend | None, wanted: faults.Faults
-    ) -> None:
-        """What happens to a kernel of the GPU is told before the driver gets it."""
-        if what == "trying":
-            self.send({"t": "busy", "on": True, "kernel": name})
-            wanted.compiling(name)
-        elif what == "tried":
-            self.send({"t": "busy", "on": True})  # whatever happens now is not its doing
-        elif backend is not None:
-            self.send({"t": "quarantine", "kernels": devices.quarantined(backend)})
 
     def _wait_for_end(self) -> int:
         """Without a device: answers pings until pvrd lets go."""
@@ -219,7 +167,7 @@ class Worker:
         began = time.monotonic()
         task.spans.begins(began)
         self._running, self._meter.pieces = task, 1
-        goes_on = self._guard(task.subject(), task.step)
+        goes_on = guard(self.send, task.subject(), task.step)
         ended = time.monotonic()
         spent = ended - began - (self._meter.gate.waited - waited)
         self._scheduler.charge(task, spent, self._meter.pieces)
@@ -259,38 +207,7 @@ class Worker:
             subject.pop("model", None)
         if "job" in subject:
             subject.pop("session", None)
-        self._guard(subject, lambda: handler(self, received))
-
-    def _guard(self, subject: Mapping[str, Any], action: Callable[[], Any]) -> Any:
-        """Runs something for a job; what goes wrong becomes its `error`. None then.
-
-        Raises:
-            DeviceLost: the end of this worker.
-        """
-        try:
-            return action()
-        except (PeerGone, DeviceLost, BrokenPipeError, ConnectionResetError):
-            raise
-        except PvrError as e:
-            self._error(subject, e.name, str(e))
-        except MemoryError:
-            self._error(subject, "OutOfMemory", "There is not enough memory for this request.")
-        except protocol.ProtocolError as e:
-            self._error(subject, "Internal", f"The worker was called wrongly: {e}.")
-        except Exception as e:  # the boundary: one job fails, the worker goes on
-            self._report(e)
-            self._error(subject, "Internal", "The worker failed on this request; see the journal.")
-        return None
-
-    def _error(self, subject: Mapping[str, Any], name: str, sentence: str) -> None:
-        self.send({"t": "error", **subject, "error": name, "message": sentence})
-
-    @staticmethod
-    def _report(error: BaseException) -> None:
-        """Where it failed, without the message: that may hold a piece of a prompt."""
-        frames = traceback.extract_tb(error.__traceback__)[-4:]
-        way = " > ".join(f"{os.path.basename(f.filename)}:{f.lineno} {f.name}" for f in frames)
-        log.error("pvrd-worker: %s at %s", type(error).__name__, way)
+        guard(self.send, subject, lambda: handler(self, received))
 
     def _dying(self, reason: str) -> int:
         log.error("pvrd-worker: device lost: %s", reason)
@@ -339,7 +256,7 @@ class Worker:
         job = str(received.message["job"])
         if (picture := self._singles.get(job)) is not None:
             self._drop(picture)
-            self._error({"job": job}, "Cancelled", "The job was cancelled.")
+            fail(self.send, {"job": job}, "Cancelled", "The job was cancelled.")
         else:
             self._text.cancel(job)
 
