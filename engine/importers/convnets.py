@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from engine.errors import BadModel, InvalidArgument, UnsupportedModel
-from engine.importers import ncnn, onnx
+from engine.importers import ncnn, ncnn_files, onnx
 from engine.video.convnet_graph import Net
 
 ONNX, NCNN, TORCH = "onnx", "ncnn", "torch"
@@ -17,7 +17,7 @@ _TORCH_SUFFIXES = (".pth", ".pt", ".ckpt", ".safetensors")
 def kind(fd: int) -> str:
     """What a file is by its first bytes; "" when it is none of these."""
     head = os.pread(fd, 16, 0)
-    if head.startswith(ncnn.MAGIC):
+    if head.startswith(ncnn_files.MAGIC):
         return NCNN
     if head.startswith((b"PK\x03\x04", b"\x80\x02")) or head[8:10] == b'{"':
         return TORCH

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import BadModel, PvrError, UnsupportedModel
-from engine.importers import convnets, ncnn
+from engine.importers import convnets, ncnn, ncnn_files
 from engine.video.convnet import prepared
 from engine.video.convnet_graph import Net
 from tests.engine import networks
@@ -204,7 +204,7 @@ def test_a_param_file_that_is_cut_short() -> None:
     with pytest.raises(BadModel, match="not as many as it says"):
         load([INPUT, CONV], b"", layers=3)
     with pytest.raises(BadModel, match=r"no ncnn \.param"):
-        ncnn.parse(b"7767516\n1 1\n")
+        ncnn_files.parse(b"7767516\n1 1\n")
 
 
 @settings(max_examples=100, deadline=None)
