@@ -9,9 +9,6 @@ then on nothing is written to its slot, since another worker may be doing it.
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,10 +22,11 @@ from engine.backends.crosscheck import Suspect
 from engine.errors import DeviceLost, InvalidArgument, PvrError
 from engine.pace import ASIDE, LIMIT, clock
 from engine.video.chain import Enlarger, Plain, check_size, choose
-from engine.video.frames import Bytes, FrameFormat, planes_of, views
-from engine.video.upscale import Planes, as_planes
+from engine.video.frames import FrameFormat, planes_of, views
+from engine.video.upscale import as_planes
 from pvrd.workers import devices
 from pvrd.workers.models import Models
+from pvrd.workers.ring import Expired, Leased, map_ring
 from pvrd.workers.timings import Spans
 
 DEFAULT_PRIORITY = 5
@@ -37,24 +35,6 @@ MAP_CHARS = 3000  # fits a line of a progress pipe
 QUICK_S = 5e-9  # that plain interpolation takes for a pixel, until it was measured
 
 Send = Callable[[Mapping[str, Any]], None]
-
-
-def map_ring(fd: int, nbytes: int) -> mmap.mmap:
-    """The frame ring; `fd` stays the caller's.
-
-    Raises:
-        InvalidArgument: it could shrink under the mapping, or has another size.
-    """
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        raise InvalidArgument("The frame ring is no memfd.") from None
-    if not seals & fcntl.F_SEAL_SHRINK:
-        raise InvalidArgument("The frame ring is not sealed against shrinking.")
-    size = os.fstat(fd).st_size
-    if size != nbytes or nbytes <= 0:
-        raise InvalidArgument(f"The frame ring has {size} bytes, not {nbytes}.")
-    return mmap.mmap(fd, nbytes)
 
 
 def tile_map(made_by: npt.NDArray[np.uint8], size: tuple[float, float]) -> str:
@@ -71,38 +51,6 @@ def tile_map(made_by: npt.NDArray[np.uint8], size: tuple[float, float]) -> str:
             break
         text += run
     return text
-
-
-class Expired(Exception):
-    """A frame's lease is over."""
-
-
-class Leased(Planes):
-    """Planes of a slot that may be written to until a time (CLOCK_MONOTONIC ns).
-
-    pvrd gives the frame to another worker then. One that was stuck meanwhile should not write when
-    it wakes up: the slot may hold the next frame. So a device that knows the ring (`direct`) brings
-    results there in a submission that does nothing else, after a look at the clock; and pvrd lets a
-    slot's next frame wait for the word about its last one while there is time.
-    """
-
-    def __init__(self, planes: Planes, until: int, direct: bool = False) -> None:
-        self.__dict__.update(planes.__dict__)
-        self._until, self.claims = until, direct
-
-    def place(self, plane: int, begin: int, end: int) -> Bytes | None:
-        """Rows for a moment, where the device brings results. Raises Expired."""
-        if not self.claims:
-            return None
-        if time.monotonic_ns() >= self._until:
-            raise Expired
-        return super().place(plane, begin, end)
-
-    def put(self, plane: int, begin: int, rows: Bytes) -> None:
-        """Raises Expired."""
-        if time.monotonic_ns() >= self._until:
-            raise Expired
-        super().put(plane, begin, rows)
 
 
 @dataclass

@@ -22,8 +22,8 @@ from engine.video.frames import FrameFormat, empty, samples, views
 from engine.video.network import VideoModel
 from engine.video.upscale import Planes, VideoPipeline
 from pvrd.video_layout import Format, Layout, lay_out
+from pvrd.workers.ring import Expired, Leased
 from pvrd.workers.timings import PARTS
-from pvrd.workers.video_jobs import Expired, Leased
 from tests.workers.conftest import ROOT, Peer
 
 Start = Callable[..., Peer]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame ring as a worker has it: mapped, and its slots written to only while they are lent."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+
+from engine.errors import InvalidArgument
+from engine.video.frames import Bytes
+from engine.video.upscale import Planes
+
+
+def map_ring(fd: int, nbytes: int) -> mmap.mmap:
+    """The frame ring; `fd` stays the caller's.
+
+    Raises:
+        InvalidArgument: it could shrink under the mapping, or has another size.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise InvalidArgument("The frame ring is no memfd.") from None
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise InvalidArgument("The frame ring is not sealed against shrinking.")
+    size = os.fstat(fd).st_size
+    if size != nbytes or nbytes <= 0:
+        raise InvalidArgument(f"The frame ring has {size} bytes, not {nbytes}.")
+    return mmap.mmap(fd, nbytes)
+
+
+class Expired(Exception):
+    """A frame's lease is over."""
+
+
+class Leased(Planes):
+    """Planes of a slot that may be written to until a time (CLOCK_MONOTONIC ns).
+
+    pvrd gives the frame to another worker then. One that was stuck meanwhile should not write when
+    it wakes up: the slot may hold the next frame. So a device that knows the ring (`direct`) brings
+    results there in a submission that does nothing else, after a look at the clock; and pvrd lets a
+    slot's next frame wait for the word about its last one while there is time.
+    """
+
+    def __init__(self, planes: Planes, until: int, direct: bool = False) -> None:
+        self.__dict__.update(planes.__dict__)
+        self._until, self.claims = until, direct
+
+    def place(self, plane: int, begin: int, end: int) -> Bytes | None:
+        """Rows for a moment, where the device brings results. Raises Expired."""
+        if not self.claims:
+            return None
+        if time.monotonic_ns() >= self._until:
+            raise Expired
+        return super().place(plane, begin, end)
+
+    def put(self, plane: int, begin: int, rows: Bytes) -> None:
+        """Raises Expired."""
+        if time.monotonic_ns() >= self._until:
+            raise Expired
+        super().put(plane, begin, rows)
