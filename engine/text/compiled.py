@@ -31,7 +31,8 @@ from engine.passes import optimise
 from engine.passes.pack import narrowed
 from engine.shards import weight_nbytes
 from engine.text import short
-from engine.text.tokenizer import Data, import_tokenizer
+from engine.text.tokenizer import Data
+from engine.text.tokenizer_gguf import import_tokenizer
 from engine.text.tokenizer_json import chat_template, import_folder_tokenizer
 from kernels import search
 from kernels.weights import ROWS, Floats, Words

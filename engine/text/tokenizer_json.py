@@ -15,8 +15,19 @@ from typing import Any
 
 from engine.errors import BadModel, UnsupportedModel
 from engine.importers.hf import Folder
-from engine.text import tokenizer
-from engine.text.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Data, Words
+from engine.text import tokenizer_assembly as assembly
+from engine.text.tokenizer import Data
+from engine.text.tokenizer_assembly import (
+    BYTE,
+    CONTROL,
+    MAX_TOKEN,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Pairs,
+    Words,
+)
 
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -59,7 +70,7 @@ def import_folder_tokenizer(folder: Folder, vocab: int) -> Data:
         )
     merges = _merges(model)
     known = set(texts)
-    return tokenizer.assemble(words, lambda names: tokenizer.usable(merges, names, known))
+    return assembly.assemble(words, lambda names: assembly.usable(merges, names, known))
 
 
 def chat_template(folder: Folder) -> str | None:
@@ -122,8 +133,8 @@ def _tokens(
             ids[i] = (entry["content"], CONTROL if entry.get("special") else USER_DEFINED)
     if not ids:
         raise BadModel("The model's tokenizer.json has no tokens.")
-    if any(len(text.encode("utf-8", "replace")) > tokenizer.MAX_TOKEN for text, _ in ids.values()):
-        raise BadModel(f"The model has a token of more than {tokenizer.MAX_TOKEN} bytes.")
+    if any(len(text.encode("utf-8", "replace")) > MAX_TOKEN for text, _ in ids.values()):
+        raise BadModel(f"The model has a token of more than {MAX_TOKEN} bytes.")
     tokens = [ids.get(i, (f"[PAD{i}]", UNUSED)) for i in range(max(ids) + 1)]
     return [text for text, _ in tokens], [kind for _, kind in tokens]
 
@@ -134,9 +145,9 @@ def _id(value: Any, vocab: int) -> int:
     return value
 
 
-def _merges(model: Mapping[str, Any]) -> tokenizer.Pairs:
+def _merges(model: Mapping[str, Any]) -> Pairs:
     """Merges, written as "left right" or as a pair."""
-    found: tokenizer.Pairs = []
+    found: Pairs = []
     merges = model.get("merges")
     for merge in merges if isinstance(merges, list) else [None]:
         pair = merge.split(" ", 1) if isinstance(merge, str) else merge

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from engine.errors import BadModel, UnsupportedModel
 from engine.importers.gguf import Gguf
-from engine.text import tokenizer
-from engine.text.tokenizer import Data, Detokenizer, TextTokenizer, import_tokenizer
+from engine.text import tokenizer_gguf
+from engine.text.tokenizer import Data, Detokenizer, TextTokenizer
+from engine.text.tokenizer_gguf import import_tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
@@ -269,7 +270,7 @@ def test_vocabularies_that_would_flood_memory(
     # Every part of every token is a token.
     words = ["".join(w) for n in range(1, 15) for w in itertools.product("ab", repeat=n)]
     path = write(tmp_path / "b.gguf", "llama", words, [1] * len(words), scores=[0.0] * len(words))
-    monkeypatch.setattr(tokenizer, "MAX_MERGES", 100_000)
+    monkeypatch.setattr(tokenizer_gguf, "MAX_MERGES", 100_000)
     with pytest.raises(UnsupportedModel, match="100000 ways"):
         data_of(path, len(words))
 
