@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import targets
+from tests.fuzz import judge
 from tests.fuzz.mutate import mutated
 from tests.fuzz.targets import TARGETS
 
@@ -29,7 +29,7 @@ def test_seeds_are_accepted_and_some_damage_is_survived(
 ) -> None:
     seeds = TARGETS[name].seeds()
     with monkeypatch.context() as patch:
-        patch.setattr(targets, "strict", True)
+        patch.setattr(judge, "strict", True)
         for data in seeds if name != "pvrm" else []:  # each is for one of two readers
             TARGETS[name].run(data)
     for number in range(12):
