@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,9 +35,9 @@ from pvrd.client_api import (
     options,
     translate,
 )
-from pvrd.client_stream import PIECE, Lines
+from pvrd.client_stream import Progress, TextStream
 from pvrd.client_video import VideoSession
-from pvrd.errors import NoSuchSession, PvrdError, Timeout, from_name
+from pvrd.errors import NoSuchSession, PvrdError, Timeout
 
 __all__ = [
     "MANAGER",
@@ -380,46 +379,3 @@ class TextSession(Session):
         """As cancel, where nobody listens for errors any more."""
         with contextlib.suppress(PvrdError):
             self.cancel()
-
-
-class TextStream:
-    """The events of a text stream, one dict a line. It owns the pipe; closing it cancels the
-    job."""
-
-    last = ("end",)
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._lines = Lines()
-
-    def close(self) -> None:
-        """Closes the pipe. A second time is no error."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yields each event, the one that ends it included.
-
-        Raises:
-            PvrdError: the stream ended with `error`, or broke off because the daemon died.
-        """
-        try:
-            while True:
-                event = self._event()
-                if event.get("type") == "error":
-                    raise from_name(event.get("error"), event.get("message"))
-                yield event
-                if event.get("type") in self.last:
-                    return
-        finally:
-            self.close()
-
-    def _event(self) -> dict[str, Any]:
-        while (event := self._lines.event()) is None:
-            self._lines.add(os.read(self._fd, PIECE) if self._fd >= 0 else b"")
-        return event
-
-
-class Progress(TextStream):
-    """The lines of a progress pipe: {type: progress, done, total}, then {type: end, …}."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both clients read from fds that a method answered with: events and vectors."""
+"""What clients read from fds that a method answered with: events and vectors. Lines and vectors are
+both clients', the streams the blocking one's.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ import array
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-from pvrd.errors import Internal
+from pvrd.errors import Internal, from_name
 
 PIECE = 65536  # bytes to read at once
 _LONGEST_LINE = 1 << 16
@@ -51,6 +54,49 @@ class Lines:
         if not isinstance(event, dict):
             raise Internal("The daemon sends a line that is no object.")
         return event
+
+
+class TextStream:
+    """The events of a text stream, one dict a line. It owns the pipe; closing it cancels the
+    job."""
+
+    last = ("end",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lines = Lines()
+
+    def close(self) -> None:
+        """Closes the pipe. A second time is no error."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yields each event, the one that ends it included.
+
+        Raises:
+            PvrdError: the stream ended with `error`, or broke off because the daemon died.
+        """
+        try:
+            while True:
+                event = self._event()
+                if event.get("type") == "error":
+                    raise from_name(event.get("error"), event.get("message"))
+                yield event
+                if event.get("type") in self.last:
+                    return
+        finally:
+            self.close()
+
+    def _event(self) -> dict[str, Any]:
+        while (event := self._lines.event()) is None:
+            self._lines.add(os.read(self._fd, PIECE) if self._fd >= 0 else b"")
+        return event
+
+
+class Progress(TextStream):
+    """The lines of a progress pipe: {type: progress, done, total}, then {type: end, …}."""
 
 
 def vectors(fd: int, count: int) -> list[list[float]]:

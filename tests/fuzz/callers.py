@@ -146,7 +146,7 @@ def slots_seeds() -> list[bytes]:
 
 def stream(data: bytes) -> None:
     """What a client reads: it trusts no daemon on a bus either."""
-    from pvrd.client import TextStream
+    from pvrd.client_stream import TextStream
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
