@@ -43,9 +43,9 @@ from benchmarks import common
 from pvrd.client import Client
 from pvrd.errors import PvrdError, Timeout
 from tests.daemons import PROMPT, write_tiny
-from tests.faults.cells import CONFIG, Reference
 from tests.faults.daemon import ROOT, Daemon, open_fds, resident
-from tests.faults.place import references, warmed
+from tests.faults.place import Reference, references, warmed
+from tests.faults.rows import CONFIG
 from tests.faults.work import BY_NAME, FRAMES, VIDEO, State, Work
 
 BETWEEN_S = 3.0  # between two faults, at least

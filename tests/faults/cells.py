@@ -1,145 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the fault matrix and what happens in a cell."""
+"""What happens in a cell of the fault matrix: work, the fault of its row, what came of both."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import resource
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pvrd.client import Client
-from pvrd.errors import QuotaExceeded
-from tests.faults.daemon import DAY_NS, ROOT, Daemon, Held, alive, children, open_fds, queued, until
-from tests.faults.work import BY_NAME, VIDEO, WAIT_S, Ask, State, Work
+from tests.faults.daemon import ROOT, Daemon, Held, alive, children, queued, until
+from tests.faults.place import Place
+from tests.faults.rows import CONFIG, GONE, SLOW_MS, Fault
+from tests.faults.strikes import strike
+from tests.faults.work import BY_NAME, Ask, State, Work
 
-SLICE_S, PIPELINE_S, PING_S = 3.0, 5.0, 0.2
-SLOW_MS = 30
-CONFIG: dict[str, Any] = {
-    "gpu.allow_software": True,
-    "governor.enabled": False,
-    "text.chunk": 16,
-    "deadlines.slice_s": SLICE_S,
-    "deadlines.pipeline_s": PIPELINE_S,
-    "deadlines.ping_s": PING_S,
-    "workers.backoff_s": 0.05,
-    "workers.backoff_max_s": 0.2,
-    "limits.slow_reader_s": 1.0,
-    "limits.sessions": 64,
-    "limits.queue": 64,
-}
 # What a process may grow by in a cell: without a warm start what is compiled and loaded comes on
 # top.
 WARM_MIB, COLD_MIB = 48, 256
 ENDS_S = 1.0  # until the end of file when pvrd or the bus is gone
 ANSWERS_S = 10.0  # until a service that was started again answers
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A row. `words`: of debug.faults for the GPU worker. `journal`, `status`: patterns of the
-    reason, "" where nobody is to notice anything; `quiet`: states in which the fault meets nothing.
-    """
-
-    name: str
-    strike: str
-    words: tuple[str, ...] = ()
-    journal: str = ""
-    status: str = ""
-    deadline: float = 0.0  # seconds until it is found
-    loses_gpu: bool = False  # the GPU's worker ends and comes back
-    fresh: bool = False  # a daemon for each cell
-    quiet: tuple[str, ...] = ()
-
-    @property
-    def rude(self) -> str:
-        """How the ill-behaved client behaves; "" without one."""
-        return self.strike.partition(":")[2] if self.strike.startswith("rude") else ""
-
-    @property
-    def ends(self) -> bool:
-        """Is it the end of all sessions?"""
-        return self.strike in ("bus", "pvrd")
-
-
-GONE = r"the gpu worker is gone: "
-SILENT = r"it did not answer for"
-COMPILER = "skip_add.base"  # what the quality network needs, and nothing else here
-LOST = "it lost its device"
-HUNG = "the kernel says that the GPU hung"
-FAULTS = (
-    Fault("SIGKILL", f"signal:{int(signal.SIGKILL)}", journal=GONE + "it was killed by signal 9",
-          status="killed by signal 9", loses_gpu=True),
-    Fault("SIGSTOP", f"signal:{int(signal.SIGSTOP)}", journal=GONE + SILENT, status=SILENT,
-          deadline=PING_S + SLICE_S, loses_gpu=True),
-    Fault("SIGSEGV", f"signal:{int(signal.SIGSEGV)}", journal=GONE + "it was killed by signal 11",
-          status="killed by signal 11", loses_gpu=True),
-    Fault("out of memory", "memory", ("memory:2",), "", "not enough memory"),
-    Fault("VK_ERROR_DEVICE_LOST", "arm", ("vk_lost:2",), GONE + LOST, LOST, loses_gpu=True),
-    Fault("VK_ERROR_OUT_OF_DEVICE_MEMORY", "arm", ("vk_memory:2",), "",
-          "the GPU has no memory left"),
-    Fault("compile never returns", "compile", (f"compile_hang:{COMPILER}",), GONE + SILENT,
-          "the driver's compiler did not return", PING_S + PIPELINE_S, True, True),
-    Fault("compile aborts", "compile", (f"compile_abort:{COMPILER}",),
-          GONE + "it was killed by signal 6", "the driver's compiler ended the worker", 0.0,
-          True, True),
-    Fault("wrong results", "wrong", (), "does not use .* any more: ", "while serving", fresh=True),
-    Fault("NaN logits", "arm", ("nan_logits:2",), GONE + LOST, LOST, loses_gpu=True,
-          quiet=("video",)),
-    Fault("udev remove", "udev:remove", ("node:128",),
-          "the gpu worker is ended: /dev/dri/renderD128 was", "renderD128 was removed",
-          loses_gpu=True),
-    Fault("WEDGED event", "udev:wedged", ("node:128",), f"the gpu worker is ended: {HUNG}", HUNG,
-          loses_gpu=True),
-    Fault("full state directory", "full"),
-    Fault("clock jump", "clock"),
-    Fault("client killed", "rude:sit"),
-    Fault("client stops reading", "rude:deaf"),
-    Fault("client sends garbage", "rude:garbage"),
-    Fault("bus restart", "bus"),
-    Fault("pvrd killed", "pvrd"),
-)  # fmt: skip
-
-
-@dataclass
-class Reference:
-    """What is right: tokens of each ask, frames, and the asks of each state."""
-
-    ids: Mapping[Ask, list[int]]
-    frames: list[Any]
-    short: Ask
-    many: list[Ask]
-    long: Ask
-
-    def asks(self, state: State) -> list[Ask]:
-        """The asks of a state."""
-        if state.long:
-            return [self.long]
-        return self.many if state.texts > 1 else [self.short]
-
-
-@dataclass
-class Place:
-    """What rows have in common: folders, references, a warmed cache, planted kernels."""
-
-    folder: Path
-    models: Path
-    reference: Reference
-    warm: Callable[[Path], None]  # fills the home of a daemon
-    preload: Path
-    planted: Callable[[str], Path]
 
 
 @dataclass
@@ -278,7 +166,7 @@ class Row:
                 work.start()
                 work.follow(work.begun if fault.strike != "wrong" else work.over)
             struck, queue = time.monotonic(), daemon.queue()
-            undo = self._strike(stack, before["pid"])
+            undo = strike(fault, daemon, before["pid"], self.place.models, stack)
             if not state.running:
                 work.start()
             work.follow(work.over)
@@ -327,61 +215,6 @@ class Row:
         ends = [t.events[-1]["device"] for t in work.texts]
         ends += [v.done[-1].device for v in work.videos]
         result.device = "+".join(sorted(set(ends)))
-
-    def _strike(self, stack: ExitStack, pid: int) -> Callable[[], None]:
-        """Has the fault happen; what takes it back."""
-        what, _, more = self.fault.strike.partition(":")
-        daemon = self.daemon
-        if what == "signal":
-            os.kill(pid, int(more))
-        elif what == "arm":
-            os.kill(pid, signal.SIGUSR2)
-            return lambda: self._disarm(pid)
-        elif what == "memory":
-            size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.prlimit(pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
-            os.kill(pid, signal.SIGUSR2)
-            return lambda: self._free(pid)
-        elif what == "compile":
-            other = stack.enter_context(daemon.client())
-            opened = stack.enter_context(other.open_video({**VIDEO, "model": "nsr-quality"}))
-            return opened.close
-        elif what == "udev":
-            daemon.says(more)
-            return lambda: daemon.says("add")
-        elif what == "full":
-            daemon.words(full=True)
-            return self._refuses_and_frees
-        elif what == "clock":
-            daemon.words(ahead_ns=DAY_NS)
-            return lambda: daemon.words()
-        return lambda: None
-
-    @staticmethod
-    def _disarm(pid: int) -> None:
-        with suppress(ProcessLookupError):
-            if alive([pid]):
-                os.kill(pid, signal.SIGUSR2)
-
-    @staticmethod
-    def _free(pid: int) -> None:
-        with suppress(ProcessLookupError):
-            every = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-            resource.prlimit(pid, resource.RLIMIT_AS, every)
-            os.kill(pid, signal.SIGUSR2)
-
-    def _refuses_and_frees(self) -> None:
-        """A full disk: what has to be written is refused in a sentence, all else goes on."""
-        with self.daemon.client() as client:
-            with pytest.raises(QuotaExceeded, match="No space left"):
-                client.set_config({"cpu.reserve": ("u", 1)})
-            with pytest.raises(QuotaExceeded, match="No space left"):
-                self._adds(client)
-        self.daemon.words()
-
-    def _adds(self, client: Client) -> None:
-        with (self.place.models / "tiny.gguf").open("rb") as file:
-            list(client.add_model(file.fileno(), "another", {}))
 
     def _reason(self, client: Client, work: Work, result: Result, met: bool) -> None:
         """The fault stands in status and journal, where there is one to see."""
@@ -543,6 +376,3 @@ class Row:
         if self.fault.strike == "bus":
             result.reason = self.news().strip().splitlines()[-1]
             assert re.search(r"bus", self.news()), self.news()
-
-
-__all__ = ["FAULTS", "WAIT_S", "Fault", "Place", "Reference", "Result", "Row", "open_fds"]

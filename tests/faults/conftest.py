@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.daemons import write_tiny
-from tests.faults.cells import Place, Result
+from tests.faults.cells import Result
 from tests.faults.daemon import compiled_preload
-from tests.faults.place import references, warmed
+from tests.faults.place import Place, references, warmed
 from tests.faults.plant import CONV, LATE_SWIGLU, SWIGLU, planted
 
 

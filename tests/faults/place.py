@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is right, from an undisturbed CPU, and a home of pvrd in which everything was done once."""
+"""What rows have in common: what is right, from an undisturbed CPU, and a home of pvrd in which
+everything was done once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +17,41 @@ from engine.video.frames import FrameFormat, empty, samples
 from engine.video.network import VideoModel
 from engine.video.upscale import VideoPipeline
 from tests.daemons import PROMPT
-from tests.faults.cells import CONFIG, Reference
 from tests.faults.daemon import ROOT, Daemon
+from tests.faults.rows import CONFIG
 from tests.faults.work import FRAMES, HEIGHT, WIDTH, Ask, State, Text, Work, frame
 
 MARGIN = 0.3  # between the two best tokens, at least, everywhere: ids have to be equal then
 LONG, SHORT, MANY = 12, 100, 40
+
+
+@dataclass
+class Reference:
+    """What is right: tokens of each ask, frames, and the asks of each state."""
+
+    ids: Mapping[Ask, list[int]]
+    frames: list[Any]
+    short: Ask
+    many: list[Ask]
+    long: Ask
+
+    def asks(self, state: State) -> list[Ask]:
+        """The asks of a state."""
+        if state.long:
+            return [self.long]
+        return self.many if state.texts > 1 else [self.short]
+
+
+@dataclass
+class Place:
+    """What rows have in common: folders, references, a warmed cache, planted kernels."""
+
+    folder: Path
+    models: Path
+    reference: Reference
+    warm: Callable[[Path], None]  # fills the home of a daemon
+    preload: Path
+    planted: Callable[[str], Path]
 
 
 def enlarged() -> list[list[np.ndarray]]:

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.faults.cells import FAULTS
 from tests.faults.daemon import ROOT
+from tests.faults.rows import FAULTS
 from tests.faults.work import STATES
 
 TARGET = ROOT / "docs" / "faults.md"

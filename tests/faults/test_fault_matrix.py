@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.cells import FAULTS, Fault, Place, Result, Row
+from tests.faults.cells import Result, Row
 from tests.faults.conftest import names
+from tests.faults.place import Place
+from tests.faults.rows import FAULTS, Fault
 from tests.faults.work import STATES, State
 
 pytestmark = [pytest.mark.long, pytest.mark.bus, pytest.mark.gpu]
