@@ -24,7 +24,7 @@ from pvrd.activate import NAME, activate
 from pvrd.bus import BUS, BusAddress, BusError, Connection, Reply, Signal
 from pvrd.client_api import MANAGER, PATH, TEXT, NoDaemon, T, options, translate
 from pvrd.client_async_video import AsyncVideoSession
-from pvrd.client_stream import PIECE, Lines
+from pvrd.client_stream import PIECE, Pipe
 from pvrd.errors import NoSuchSession, PvrdError, Timeout, from_name
 
 
@@ -306,20 +306,13 @@ class AsyncTextSession:
         await self.ask(api.cancel())
 
 
-class AsyncStream:
+class AsyncStream(Pipe):
     """The events of a text stream or a progress pipe, one dict a line, the last included. It owns
     the pipe; closing it, or leaving the iteration, cancels the job."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
-        self._fd = fd
-        self._lines = Lines()
-
-    def close(self) -> None:
-        """Closes the pipe. A second time is no error."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        super().__init__(fd)
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields each event.

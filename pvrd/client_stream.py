@@ -56,11 +56,8 @@ class Lines:
         return event
 
 
-class TextStream:
-    """The events of a text stream, one dict a line. It owns the pipe; closing it cancels the
-    job."""
-
-    last = ("end",)
+class Pipe:
+    """A pipe of events, one JSON object a line; it owns the fd."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -71,6 +68,13 @@ class TextStream:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class TextStream(Pipe):
+    """The events of a text stream, one dict a line. It owns the pipe; closing it cancels the
+    job."""
+
+    last = ("end",)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields each event, the one that ends it included.

@@ -28,7 +28,7 @@ from engine.backends.base import (
     Limits,
     RunStats,
 )
-from engine.backends.library import library as _library
+from engine.backends.library import library
 from engine.errors import InvalidArgument, OutOfMemory, PvrError
 from engine.program import Program
 
@@ -52,13 +52,13 @@ _STATUS = {
 
 def has(op: str) -> bool:
     """Does the library have an operation? It may be built with some alone, or before one."""
-    return int(_library().pvr_op_index(op.encode())) >= 0
+    return int(library().pvr_op_index(op.encode())) >= 0
 
 
 def isas() -> tuple[str, ...]:
     """The instruction sets that this CPU has and the library knows, the plainest first."""
     found: list[str] = []
-    while name := _library().pvr_isa_at(len(found)):
+    while name := library().pvr_isa_at(len(found)):
         found.append(name.decode())
     return tuple(found)
 
@@ -69,13 +69,13 @@ def set_isa(name: str) -> None:
     Raises:
         InvalidArgument: the CPU lacks it.
     """
-    if _library().pvr_set_isa(name.encode()):
+    if library().pvr_set_isa(name.encode()):
         raise InvalidArgument(f"this CPU has no {name!r}; it has {', '.join(isas())}")
 
 
 def isa() -> str:
     """The instruction set in use."""
-    name: bytes = _library().pvr_isa()
+    name: bytes = library().pvr_isa()
     return name.decode()
 
 
@@ -265,7 +265,7 @@ class CpuExecutable(HostExecutable):
         out = np.zeros(len(calls), _CALL)
         params = self.view("params").ctypes.data
         for row, call in zip(out, calls, strict=True):
-            index = _library().pvr_op_index(call.op.encode())
+            index = library().pvr_op_index(call.op.encode())
             if index < 0:
                 raise InvalidArgument(f"the library has no operation {call.op!r}")
             if (
@@ -358,7 +358,7 @@ class CpuExecutable(HostExecutable):
     def _calls(self, calls: Array) -> None:
         if not len(calls):
             return
-        status = _library().pvr_run(calls.ctypes.data, len(calls), self._threads)
+        status = library().pvr_run(calls.ctypes.data, len(calls), self._threads)
         if status == -2:
             raise OutOfMemory(_STATUS[status])
         if status:

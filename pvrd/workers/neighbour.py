@@ -26,9 +26,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pvrd.promptness import AUTOGROUP
 from pvrd.scheduler import level
 
-AUTOGROUP = Path("/proc/self/autogroup")
 SYS = Path("/sys/devices/system/cpu")
 BIG = 0.5  # of the largest capacity: less is a little core
 CAP_SYS_NICE = 23

@@ -101,7 +101,8 @@ class Rhythm:
 
     def alone(self, kind: Hashable) -> float:
         """What this kind of submission takes alone, 0 while that is not known."""
-        known = [self._alone[key] for after in range(3) if (key := (kind, after)) in self._alone]
+        keys = ((kind, after) for after in range(len(WAKE_S)))
+        known = [self._alone[key] for key in keys if key in self._alone]
         return min(known, default=0.0)
 
     def room(self, now: float) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -363,24 +363,31 @@ def test_tokens_that_go_together_are_the_same(tiny: Path, tmp_path: Path, others
     assert len(sizes[4]) == 1 + 11  # of more than LONGEST parts each
 
 
+@contextlib.contextmanager
+def paced_model(file: Path, folder: Path) -> Iterator[tuple[Meter, TextModel]]:
+    """A model whose tokens are cut into parts, up to eight tokens a slice."""
+    with contextlib.closing(VulkanBackend(allow_software=True)) as backend:
+        meter = Meter()
+        metered: Any = Metered(backend, meter)
+        model = TextModel.load(file, str(folder / "tiny.pvrm"), metered)
+        model.ahead = 8
+        meter.gate.rhythm.pace(60.0)
+        yield meter, model
+        model.close()
+
+
 @pytest.mark.gpu
 def test_tokens_that_go_together_are_one_piece_of_a_slice(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By pieces the scheduler tells how long something urgent may have to wait."""
     monkeypatch.setattr(paced, "TOGETHER_S", 100.0)
-    with contextlib.closing(VulkanBackend(allow_software=True)) as backend:
-        meter = Meter()
-        metered: Any = Metered(backend, meter)
-        model = TextModel.load(tiny, str(tmp_path / "tiny.pvrm"), metered)
-        model.ahead = 8
-        meter.gate.rhythm.pace(60.0)
+    with paced_model(tiny, tmp_path) as (meter, model):
         monkeypatch.setattr(meter.gate.rhythm, "room", lambda now: 100.0)
         state = model.state(64)
         state.run([1, 2, 3], head=True)
         assert len(state.run_ahead(4, 6, others=False)) == 6
         state.close()
-        model.close()
     assert meter.pieces == 2  # one token, of which nothing is known, and then five
 
 
@@ -407,12 +414,7 @@ def test_a_slice_of_several_tokens_ends_early_for_what_cannot_wait(
     tiny: Path, tmp_path: Path
 ) -> None:
     """The tokens are the same whether all were computed in one slice or the rest in the next."""
-    with contextlib.closing(VulkanBackend(allow_software=True)) as backend:
-        meter = Meter()
-        metered: Any = Metered(backend, meter)
-        model = TextModel.load(tiny, str(tmp_path / "tiny.pvrm"), metered)
-        model.ahead = 8
-        meter.gate.rhythm.pace(60.0)
+    with paced_model(tiny, tmp_path) as (meter, model):
         said = []
         for urgent in (False, True):
             meter.urgent = lambda urgent=urgent: urgent  # type: ignore[misc]
@@ -426,7 +428,6 @@ def test_a_slice_of_several_tokens_ends_early_for_what_cannot_wait(
                 token, slices = tokens[-1], slices + 1
             said.append((tokens, slices))
             state.close()
-        model.close()
     assert [slices for _, slices in said] == [2, 6]
     assert said[0][0] == said[1][0]
 
