@@ -12,10 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Push = Mapping[str, Any]
 # Bytes of a binding as they are now: name, first byte, count (less where the binding ends before).
 Read = Callable[[str, int, int], Array]
 
 GAP = 16 << 10  # bytes between two runs that are read with them: a device is asked less often
+
+
+def floats(array: Array) -> Array:
+    return array.view(np.float32)
+
+
+def words(array: Array) -> Array:
+    return array.view(np.uint32)
 
 
 @dataclass(frozen=True)
