@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets: whole sessions, both fd protocols, between a client and two workers (tests/fuzz/world.py)
-that do what a list of events (JSON) says.
+"""Targets: whole sessions, both fd protocols, between a client and two workers that do what a list
+of events (JSON) says. What is around them: tests/fuzz/world.py.
 
     text    ["tokens", K]          the worker writes K tokens more
             ["read", K]            the client reads up to K bytes
