@@ -24,7 +24,7 @@ from pvrd.workers.text_jobs import TextJobs
 from pvrd.workers.video_jobs import VideoTask
 from tests.engine.backends.test_backends_crosscheck import Apart, Numpy
 from tests.workers.conftest import journal
-from tests.workers.test_workers_video import Ring, ring, same
+from tests.workers.rings import Ring, ring, same
 
 __all__ = ["ring"]  # a fixture
 

@@ -1,95 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video sessions and pictures in the real worker program, on the CPU."""
+"""Video sessions in the real worker program, on the CPU."""
 
 from __future__ import annotations
 
 import fcntl
-import io
-import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from engine.backends.cpu import CpuBackend
-from engine.video.frames import FrameFormat, empty, samples, views
-from engine.video.network import VideoModel
-from engine.video.upscale import Planes, VideoPipeline
-from pvrd.video_layout import Format, Layout, lay_out
+from engine.video.upscale import Planes
 from pvrd.workers.ring import Expired, Leased
 from pvrd.workers.timings import PARTS
 from tests.workers.conftest import ROOT, Peer
+from tests.workers.rings import MODEL, SLOTS, Ring, Start, ring, same, worker
 
-Start = Callable[..., Peer]
-MODEL = ROOT / "engine/video/models/nsr-fast.pvrm"
-SLOTS = 3
-
-
-class Ring:
-    """A ring of 40x30 frames and the frames that the engine itself makes of them."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.layout: Layout = lay_out(Format(40, 30, "i420"), Format(80, 60, "i420"), SLOTS)
-        self.fd = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        stack.callback(os.close, self.fd)
-        os.ftruncate(self.fd, self.layout.ring_bytes)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        self.memory = mmap.mmap(self.fd, self.layout.ring_bytes)
-        self.format = FrameFormat(40, 30)
-        self.out = self.format.scaled(2)
-        backend = CpuBackend(1)
-        self._pipeline = VideoPipeline(backend, VideoModel.load(str(MODEL), backend), self.format)
-
-    def put(self, slot: int, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for plane in self._planes(slot, self.format, 0):
-            plane[:] = rng.integers(16, 236, (1, plane.shape[1]), np.uint8)
-
-    def get(self, slot: int) -> list[np.ndarray]:
-        planes = self._planes(slot, self.out, self.layout.output[0].offset)
-        return [
-            samples(v, p.width, 8).copy() for v, p in zip(planes, self.out.planes(), strict=True)
-        ]
-
-    def expected(self, slot: int) -> list[np.ndarray]:
-        out = empty(self.out)
-        self._pipeline.begin(self._planes(slot, self.format, 0), out)
-        while not self._pipeline.step():
-            pass
-        return [samples(v, p.width, 8) for v, p in zip(out, self.out.planes(), strict=True)]
-
-    def _planes(self, slot: int, fmt: FrameFormat, begin: int) -> list[np.ndarray]:
-        return views(self.memory, fmt.planes(begin), slot * self.layout.slot_bytes)
-
-    def message(self, **other: Any) -> dict[str, Any]:
-        return {
-            "session": "v", "format": self.layout.format.message(), "models": ["m"],
-            "out": {"width": 80, "height": 60},
-            "slots": SLOTS, "layout": self.layout.message(), "tile": 0, "overlap": 0, **other,
-        }  # fmt: skip
-
-
-@pytest.fixture
-def ring() -> Iterator[Ring]:
-    with ExitStack() as stack:
-        yield Ring(stack)
-
-
-@pytest.fixture
-def worker(peer: Start) -> Peer:
-    made = peer(threads=1)
-    made.load(MODEL, kind="video")
-    return made
-
-
-def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+__all__ = ["ring", "worker"]  # fixtures
 
 
 def test_frames_come_back_in_order_and_enlarged(worker: Peer, ring: Ring) -> None:
@@ -296,71 +225,6 @@ def test_device_lost_in_the_middle_of_a_video(peer: Start, ring: Ring) -> None:
         worker.send("frame", session="v", seq=slot, slot=slot, deadline_ns=0)
     worker.until("dying")
     assert worker.ended()[0] == 1
-
-
-def picture(size: tuple[int, int] = (24, 18)) -> bytes:
-    out = io.BytesIO()
-    ramp = np.linspace(0, 255, size[0] * size[1] * 3).astype(np.uint8).reshape(size[1], size[0], 3)
-    Image.fromarray(ramp).save(out, "png")
-    return out.getvalue()
-
-
-def send_picture(worker: Peer, data: bytes, job: str = "1", **settings: Any) -> int:
-    source = os.memfd_create("source", os.MFD_CLOEXEC)
-    os.write(source, data)
-    result = os.memfd_create("result", os.MFD_CLOEXEC)
-    settings = {"scale": 2, "models": ["m"], "format": "", **settings}
-    worker.send("picture", [source, result], job=job, settings=settings)
-    os.close(source)
-    return result
-
-
-def test_picture(worker: Peer) -> None:
-    result = send_picture(worker, picture())
-    done = worker.expect("picture.done")
-    assert (done["job"], done["width"], done["height"], done["format"]) == ("1", 48, 36, "png")
-    assert done["bytes"] == os.fstat(result).st_size
-    assert done["stats"]["tiles"] >= 1
-    with os.fdopen(result, "rb") as f, Image.open(f) as image:
-        assert image.size == (48, 36)
-
-
-def test_jpeg_is_asked_for(worker: Peer) -> None:
-    result = send_picture(worker, picture(), format="jpeg")
-    assert worker.expect("picture.done")["format"] == "jpeg"
-    assert os.pread(result, 2, 0) == b"\xff\xd8"
-    os.close(result)
-
-
-@pytest.mark.parametrize("data", [b"", b"no picture", picture()[:60]])
-def test_damaged_picture_is_one_sentence(worker: Peer, data: bytes) -> None:
-    os.close(send_picture(worker, data))
-    error = worker.error()
-    assert (error["job"], error["error"]) == ("1", "InvalidArgument")
-    os.close(send_picture(worker, picture(), "2"))
-    assert worker.expect("picture.done")["job"] == "2"
-
-
-def test_cancelled_picture(peer: Start) -> None:
-    worker = peer(threads=1, faults=["cpu:slow:20"])
-    worker.load(MODEL, kind="video")
-    os.close(send_picture(worker, picture((320, 320)), tile=32))
-    worker.expect("picture.progress")
-    worker.send("cancel", job="1")
-    error = worker.error()
-    assert (error["job"], error["error"]) == ("1", "Cancelled")
-    worker.send("stats")
-    assert worker.recv()["jobs"] == 0
-
-
-def test_text_model_is_no_video_model(worker: Peer, ring: Ring, tiny: Path) -> None:
-    worker.load(tiny, key="t")
-    worker.send("video.open", [ring.fd], **ring.message(models=["t"]))
-    assert worker.error()["error"] == "UnsupportedModel"
-    os.close(send_picture(worker, picture(), models=["t"]))
-    assert worker.error()["error"] == "UnsupportedModel"
-    worker.text("2", "Hello", model="m")
-    assert worker.error()["error"] == "UnsupportedModel"
 
 
 def test_inspect_tells_a_video_model(worker: Peer) -> None:
