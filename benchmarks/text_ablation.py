@@ -28,8 +28,9 @@ from benchmarks.text_cpu import smollm2
 from engine.backends.base import Backend
 from engine.passes import OPTIONAL
 from engine.text import compiled
-from engine.text.generate import End, Generation, Request
+from engine.text.generate import Generation
 from engine.text.model import State, TextModel
+from engine.text.request import End, Request
 
 DECODE, PREFILL = 64, 512
 FEATURES = {

@@ -31,8 +31,9 @@ from engine import bench_probe
 from engine.backends.base import Backend
 from engine.backends.cpu import CpuBackend
 from engine.backends.devices import NoDevice
-from engine.text.generate import Generation, Request
+from engine.text.generate import Generation
 from engine.text.model import State, TextModel
+from engine.text.request import Request
 from tools import random_gguf
 
 PROMPT, NEW = 128, 32

@@ -32,8 +32,9 @@ from benchmarks import common, peers
 from benchmarks.text_cpu import model_file
 from engine import bench_probe
 from engine.backends.vulkan import VulkanBackend
-from engine.text.generate import Generation, Request
+from engine.text.generate import Generation
 from engine.text.model import State, TextModel
+from engine.text.request import Request
 from tools import random_gguf
 
 DECODE = 128

@@ -23,8 +23,9 @@ from typing import Any
 from benchmarks import common, peers
 from benchmarks.text_cpu import smollm2
 from engine.backends.cpu import CpuBackend
-from engine.text.generate import End, Generation, Request
+from engine.text.generate import Generation
 from engine.text.model import State, TextModel
+from engine.text.request import End, Request
 
 TEXT = Path(__file__).with_name("data") / "opticks-20k.txt"
 MOST = 160  # tokens of an answer

@@ -15,8 +15,9 @@ from typing import Any
 from engine.backends.base import Backend
 from engine.errors import PvrError
 from engine.text.compiled import explain_file
-from engine.text.generate import End, Generation, Request, Start
+from engine.text.generate import Generation
 from engine.text.model import TextModel
+from engine.text.request import End, Request, Start
 
 
 def _backend(name: str, threads: int) -> Backend:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,91 +23,17 @@ from engine.errors import ContextFull, InvalidArgument
 from engine.pace import LIMIT, device_clock
 from engine.text.constraint import Constraint
 from engine.text.guess import SIZES, Guesser
-from engine.text.model import State, TextModel
+from engine.text.model import State
 from engine.text.penalties import penalised
+from engine.text.request import End, Event, Reason, Request, Start, Token, tokenize
 from engine.text.sampler import Candidates, Mirostat, sample
 from engine.text.settings import MAX_TOKENS, Settings
-from engine.text.template import check_messages
 from engine.text.tokenizer import Detokenizer
 
-Reason = Literal["stop", "length", "cancelled"]
 Logits = Callable[[], npt.NDArray[np.float32]]
 
 _AHEAD_S = 0.01  # what a slice of several tokens may take
 _ALONE = 8  # slices in parts, of which one is of one token
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for: `generate` goes on from a prompt, `chat` answers messages [{role,
-    content}, …].
-    """
-
-    kind: Literal["generate", "chat"]
-    prompt: str = ""
-    messages: Sequence[Mapping[str, str]] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, header: Mapping[str, Any]) -> Request:
-        """From the header of a journal.
-
-        Raises:
-            InvalidArgument
-        """
-        settings = header.get("settings", {})
-        if not isinstance(settings, Mapping):
-            raise InvalidArgument("The settings are no object.")
-        kind = header.get("kind")
-        if kind == "chat":
-            return cls("chat", messages=check_messages(header.get("messages")), settings=settings)
-        prompt = header.get("prompt")
-        if kind != "generate" or not isinstance(prompt, str):
-            raise InvalidArgument("A request is of the kind generate with a prompt, or chat.")
-        return cls("generate", prompt=prompt, settings=settings)
-
-
-@dataclass(frozen=True)
-class Start:
-    """The first event."""
-
-    prompt_tokens: int
-    context: int
-
-
-@dataclass(frozen=True)
-class Token:
-    """Token number n; `text` is what it completes of the answer, and may be empty. `logprob` is the
-    log of its chance as the model gave it, `logprobs` those of the likeliest tokens.
-    """
-
-    n: int
-    id: int
-    text: str
-    top5: list[list[float]] | None = None
-    logprob: float | None = None
-    logprobs: list[list[float]] | None = None
-
-
-@dataclass(frozen=True)
-class End:
-    """The last event; `text` is what was held back. Stats: prefill_s, prefill_tokens, decode_s,
-    decode_tokens.
-    """
-
-    reason: Reason
-    text: str
-    stats: dict[str, float]
-
-
-Event = Start | Token | End
-
-
-def message(event: Event) -> dict[str, Any]:
-    """An event as a message of the worker protocol, without its job."""
-    names = {Start: "text.start", Token: "text.token", End: "text.end"}
-    fields = {k: v for k, v in asdict(event).items() if v is not None}
-    return {"t": names[type(event)], **fields}
 
 
 class StopMatcher:
@@ -142,23 +68,6 @@ class StopMatcher:
         """What was held back, when no stop string can come any more."""
         out, self._held = self._held, ""
         return out
-
-
-def tokenize(model: TextModel, request: Request) -> tuple[list[int], tuple[str, ...]]:
-    """Ids of a request's prompt, and stop strings that its form adds.
-
-    Raises:
-        BadModel: a broken chat template.
-        InvalidArgument: messages that the template refuses, an empty prompt.
-    """
-    if request.kind == "chat":
-        pieces = model.template.render(check_messages(list(request.messages)))
-        ids, stops = model.tokenizer.encode_pieces(pieces), model.template.stops
-    else:
-        ids, stops = model.tokenizer.encode(request.prompt), ()
-    if not ids:
-        raise InvalidArgument("The prompt is empty.")
-    return ids, stops
 
 
 class Generation:

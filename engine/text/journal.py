@@ -13,7 +13,7 @@ import os
 import numpy as np
 
 from engine.errors import InvalidArgument
-from engine.text.generate import Request
+from engine.text.request import Request
 
 ALIGN = 4096
 MAX_HEADER = 64 << 20

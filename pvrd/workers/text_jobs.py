@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 from engine.backends.base import Executable
 from engine.backends.crosscheck import Suspect
 from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
-from engine.text import carry, generate, journal
+from engine.text import carry, journal, request
 from engine.text.batch import MAX_LANES, Batch, Batches
-from engine.text.generate import Event, Generation
+from engine.text.generate import Generation
 from engine.text.model import State
+from engine.text.request import End, Event, Token
 from pvrd.workers import protocol
 from pvrd.workers.models import Models
 from pvrd.workers.schedule import Scheduler, Task
@@ -211,7 +212,7 @@ class TextTask:
         """Says `text.end` with the reason `cancelled`; the task is over."""
         if self._generation is None:
             stats = {"prefill_s": 0.0, "prefill_tokens": 0, "decode_s": 0.0, "decode_tokens": 0}
-            self._tell([generate.End("cancelled", "", stats)])
+            self._tell([End("cancelled", "", stats)])
         else:
             self._tell(self._generation.cancel())
 
@@ -221,11 +222,11 @@ class TextTask:
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:
-            told = {**generate.message(event), "job": self.job}
-            if isinstance(event, generate.End):
+            told = {**request.message(event), "job": self.job}
+            if isinstance(event, End):
                 told["stats"] = {**event.stats, **self.spans.sums()}
             self._send(told)
-            if isinstance(event, generate.Token):
+            if isinstance(event, Token):
                 self._sent = event.n + 1
                 self.spans.take()
 

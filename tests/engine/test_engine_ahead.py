@@ -17,8 +17,9 @@ from engine.backends.crosscheck import CheckedBackend
 from engine.errors import ContextFull
 from engine.lower import lower
 from engine.text import generate
-from engine.text.generate import End, Generation, Request, Token
+from engine.text.generate import Generation
 from engine.text.model import State, TextModel
+from engine.text.request import End, Request, Token
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])

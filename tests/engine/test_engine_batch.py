@@ -15,8 +15,9 @@ from engine.backends.cpu import CpuBackend
 from engine.backends.null import NullBackend
 from engine.lower_batch import NoBatch, lower_batch
 from engine.text.batch import Batch, Batches
-from engine.text.generate import Generation, Request, Token
+from engine.text.generate import Generation
 from engine.text.model import State, TextModel
+from engine.text.request import Request, Token
 
 PROMPTS = ["once", "upon a time", "a", "in a land far away", "so it goes"]
 

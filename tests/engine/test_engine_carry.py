@@ -14,8 +14,9 @@ import pytest
 
 from engine.backends.cpu import CpuBackend
 from engine.text import carry
-from engine.text.generate import Generation, Request
+from engine.text.generate import Generation
 from engine.text.model import State, TextModel
+from engine.text.request import Request
 from kernels import kv
 
 PROMPT = "once upon a time"

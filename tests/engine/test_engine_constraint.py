@@ -14,8 +14,9 @@ import pytest
 from engine.backends.cpu import CpuBackend
 from engine.errors import InvalidArgument
 from engine.text.constraint import MAX_DEPTH, MAX_SCHEMA, MAX_TEXT, Constraint, bounded
-from engine.text.generate import End, Generation, Request, Token
+from engine.text.generate import Generation
 from engine.text.model import TextModel
+from engine.text.request import End, Request, Token
 
 SCHEMA = {
     "type": "object",

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations: events, stop strings, limits, resuming, several jobs on one state, journals."""
+"""Generations: events, stop strings, limits, resuming, several jobs on one state."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,10 @@ from engine import memory
 from engine.backends.cpu import CpuBackend
 from engine.backends.null import NullBackend
 from engine.errors import ContextFull, DeviceLost, InvalidArgument, OutOfMemory
-from engine.text import journal
 from engine.text.__main__ import main
-from engine.text.generate import (
-    End,
-    Event,
-    Generation,
-    Request,
-    Start,
-    StopMatcher,
-    Token,
-    message,
-    tokenize,
-)
+from engine.text.generate import Generation, StopMatcher
 from engine.text.model import State, TextModel
+from engine.text.request import End, Event, Request, Start, Token, message, tokenize
 
 SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 0.99, "seed": 11, "max_tokens": 24}
 PENALISED = {**SAMPLED, "repeat_penalty": 1.3, "presence_penalty": 0.4, "dry_multiplier": 0.8}
@@ -316,32 +305,6 @@ def test_device_loss_passes_through(tiny_q8: Path) -> None:
         g.step()
 
 
-def test_journal(tmp_path: Path) -> None:
-    header = {"kind": "generate", "prompt": "é" * 3000, "settings": {"temperature": 0}}
-    line = json.dumps(header, ensure_ascii=False).encode()
-    size = -(-(len(line) + 1) // 4096) * 4096
-    fd = os.memfd_create("journal")
-    os.pwrite(fd, line.ljust(size - 1) + b"\n" + np.arange(5, dtype="<i4").tobytes(), 0)
-    request, ids = journal.read(fd, 4)
-    assert request == Request("generate", "é" * 3000, settings={"temperature": 0})
-    assert ids == [0, 1, 2, 3]
-    assert journal.read(fd, 0)[1] == []
-    with pytest.raises(InvalidArgument, match="damaged"):
-        journal.read(fd, 6)
-    os.close(fd)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"{}" * 9000, b"[1]\n", b"\xff\n", b"[" * 5000 + b"\n"]
-)
-def test_damaged_journal(data: bytes) -> None:
-    fd = os.memfd_create("journal")
-    os.write(fd, data)
-    with pytest.raises(InvalidArgument):
-        journal.read(fd, 0)
-    os.close(fd)
-
-
 def test_memory_is_admitted_with_figures(
     model: TextModel, tiny_q8: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,26 +313,6 @@ def test_memory_is_admitted_with_figures(
         model.state()
     with pytest.raises(OutOfMemory):
         TextModel.load(tiny_q8, "", NullBackend())
-
-
-def test_available_memory(tmp_path: Path) -> None:
-    assert memory.available(tmp_path) == 1 << 62
-    assert 0 < memory.available() < 1 << 50
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  2048 kB\n")
-    assert memory.available(tmp_path) == 2 << 20
-    (tmp_path / "proc/self/cgroup").write_text("0::/a.slice/b\n")
-    group = tmp_path / "sys/fs/cgroup/a.slice/b"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    assert memory.available(tmp_path) == 2 << 20
-    (group / "memory.max").write_text(f"{3 << 20}\n")
-    (group / "memory.current").write_text(f"{2 << 20}\n")
-    (group / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 19}\n")
-    assert memory.available(tmp_path) == (3 << 20) - (3 << 19)
-    memory.admit({"x": 5}, (64 << 20) + 5)
-    with pytest.raises(OutOfMemory, match=r"needs 200 MiB \(a 150 MiB, b 50 MiB\); 100 MiB"):
-        memory.admit({"a": 150 << 20, "b": 50 << 20}, 100 << 20)
 
 
 def test_progress_of_loading(tmp_path: Path, tiny_q8: Path) -> None:

@@ -14,9 +14,10 @@ from engine.backends.cpu import CpuBackend
 from engine.backends.null import NullBackend
 from engine.errors import ContextFull, OutOfMemory
 from engine.text import guess, rows
-from engine.text.generate import End, Generation, Request, Token
+from engine.text.generate import Generation
 from engine.text.guess import SIZES, Guesser, Price
 from engine.text.model import State, TextModel
+from engine.text.request import End, Request, Token
 
 PROMPT = "so so so so"
 SAMPLED = {"temperature": 0.2, "top_k": 3, "seed": 5}

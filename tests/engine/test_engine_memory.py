@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large copies by several threads."""
+"""How much memory there is, and large copies by several threads."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engine import memory
+from engine.errors import OutOfMemory
 
 
 @pytest.fixture
@@ -52,3 +54,23 @@ def test_a_small_machine_copies_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert target.all()
     assert memory._copiers() == (None, 1)
     memory._copiers.cache_clear()
+
+
+def test_available_memory(tmp_path: Path) -> None:
+    assert memory.available(tmp_path) == 1 << 62
+    assert 0 < memory.available() < 1 << 50
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  2048 kB\n")
+    assert memory.available(tmp_path) == 2 << 20
+    (tmp_path / "proc/self/cgroup").write_text("0::/a.slice/b\n")
+    group = tmp_path / "sys/fs/cgroup/a.slice/b"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    assert memory.available(tmp_path) == 2 << 20
+    (group / "memory.max").write_text(f"{3 << 20}\n")
+    (group / "memory.current").write_text(f"{2 << 20}\n")
+    (group / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 19}\n")
+    assert memory.available(tmp_path) == (3 << 20) - (3 << 19)
+    memory.admit({"x": 5}, (64 << 20) + 5)
+    with pytest.raises(OutOfMemory, match=r"needs 200 MiB \(a 150 MiB, b 50 MiB\); 100 MiB"):
+        memory.admit({"a": 150 << 20, "b": 50 << 20}, 100 << 20)

@@ -13,8 +13,9 @@ from engine.backends.cpu import CpuBackend
 from engine.pace import LIMIT
 from engine.text import generate
 from engine.text.embed import Embedding
-from engine.text.generate import Generation, Request, Token
+from engine.text.generate import Generation
 from engine.text.model import LEAST, State, TextModel
+from engine.text.request import Request, Token
 
 
 @pytest.fixture

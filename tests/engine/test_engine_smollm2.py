@@ -14,8 +14,9 @@ import pytest
 
 from engine.backends.base import Backend
 from engine.backends.cpu import CpuBackend
-from engine.text.generate import Event, Generation, Request, Start, Token, tokenize
+from engine.text.generate import Generation
 from engine.text.model import TextModel
+from engine.text.request import Event, Request, Start, Token, tokenize
 
 KNOWN = json.loads((Path(__file__).parents[1] / "data" / "smollm2.json").read_text())["prompts"]
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from engine.backends.base import Backend
-from engine.text.generate import Generation, Request, Token
+from engine.text.generate import Generation
 from engine.text.model import TextModel
+from engine.text.request import Request, Token
 from tests.engine.conftest import off_by
 
 pytestmark = pytest.mark.gpu

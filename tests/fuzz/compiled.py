@@ -78,8 +78,8 @@ def pvrm_text(data: bytes) -> None:
     from engine.backends.cpu import CpuBackend
     from engine.lower import lower
     from engine.lower_batch import NoBatch, lower_batch
-    from engine.text.generate import Request
     from engine.text.model import TextModel
+    from engine.text.request import Request
     from tests.engine.test_engine_generate import run
 
     with refused(), file_of(pvrm_file(data, compiled_parts("text")[1])) as fd:

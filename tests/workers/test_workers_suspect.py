@@ -14,8 +14,9 @@ import pytest
 from engine.backends.base import NOTHING
 from engine.backends.crosscheck import CheckedBackend
 from engine.pace import LIMIT
-from engine.text.generate import Generation, Request
+from engine.text.generate import Generation
 from engine.text.model import TextModel
+from engine.text.request import Request
 from engine.video import frames
 from pvrd.workers import protocol
 from pvrd.workers.models import Models

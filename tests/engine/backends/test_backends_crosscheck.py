@@ -19,8 +19,9 @@ from engine.backends.crosscheck import CheckedBackend, Suspect
 from engine.backends.null import NullBackend, NullExecutable
 from engine.backends.vulkan import VulkanBackend
 from engine.pace import ASIDE, LIMIT, clock
-from engine.text.generate import Generation, Request
+from engine.text.generate import Generation
 from engine.text.model import TextModel
+from engine.text.request import Request
 from engine.video import frames
 from engine.video.frames import FrameFormat
 from engine.video.network import VideoModel
