@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.qos_weston import TOOLS
-from pvrd.bus import V
+from pvrd.bus_values import V
 from pvrd.client import MANAGER, PATH, Client
 from pvrd.errors import PvrdError
 from tools import random_gguf

@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pvrd.bus import V, Variant, plain, variant
+from pvrd.bus import Variant
+from pvrd.bus_values import V, plain, variant
 from pvrd.core import Core, report
 from pvrd.errors import BadModel, Cancelled, ShuttingDown
 from pvrd.inbox import WorkerLost

@@ -14,7 +14,6 @@ import contextlib
 import io
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dbus_next._private.unmarshaller import Unmarshaller
@@ -23,12 +22,12 @@ from dbus_next.message import Message
 from dbus_next.signature import SignatureTree, Variant
 from dbus_next.validators import is_bus_name_valid
 
-from pvrd.bus_types import BUS, BusAddress, BusError, Fds, Reply, Signal, Subscription
+from pvrd.bus_types import BUS, BusAddress, BusError, Call, Fds, Reply, Signal, Subscription
 from pvrd.bus_wire import MAX_MESSAGE, Received, Wire, log_in
 
 __all__ = [
     "BUS", "INTROSPECTABLE", "PEER", "PROPERTIES", "BusAddress", "BusError", "Call", "Connection",
-    "Fds", "Reply", "Signal", "Subscription", "V", "Variant", "plain", "variant",
+    "Fds", "Reply", "Signal", "Subscription", "Variant",
 ]  # fmt: skip
 
 BUS_PATH = "/org/freedesktop/DBus"
@@ -41,43 +40,6 @@ MAX_FDS = 16
 # The library has no types for these.
 _Message: Any = Message
 _Reader: Any = Unmarshaller
-
-
-def V(signature: str, value: Any) -> Variant:
-    """A variant of this type."""
-    return Variant(signature, value)
-
-
-def variant(value: Any) -> Variant:
-    """A variant of the type that goes with a Python value; dicts and lists become a{sv}, as, av."""
-    if isinstance(value, Variant):
-        return value
-    if isinstance(value, bool):
-        return Variant("b", value)
-    if isinstance(value, int):
-        if value < 0:
-            return Variant("x", value)
-        return Variant("u" if value < 1 << 32 else "t", value)
-    if isinstance(value, float):
-        return Variant("d", value)
-    if isinstance(value, dict):
-        return Variant("a{sv}", {str(k): variant(v) for k, v in value.items() if v is not None})
-    if isinstance(value, (list, tuple, set, frozenset)):
-        if all(isinstance(v, str) for v in value):
-            return Variant("as", list(value))
-        return Variant("av", [variant(v) for v in value])
-    return Variant("s", str(value))
-
-
-def plain(value: Any) -> Any:
-    """The value without variants, all the way down."""
-    if isinstance(value, Variant):
-        return plain(value.value)
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [plain(v) for v in value]
-    return value
 
 
 def _clean(value: Any) -> Any:
@@ -100,21 +62,6 @@ def _sound(message: Message) -> bool:
     sender, answered = message.sender, message.reply_serial
     named = not sender or (isinstance(sender, str) and bool(is_bus_name_valid(sender)))
     return named and message.serial != 0 and (answered is None or isinstance(answered, int))
-
-
-@dataclass
-class Call:
-    """A method call from `sender`, a unique name. Answer with Connection.reply or .error."""
-
-    sender: str
-    path: str
-    interface: str
-    member: str
-    signature: str
-    body: list[Any]
-    fds: Fds
-    interactive: bool
-    message: Message
 
 
 class Connection:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels over D-Bus, without the wire: addresses, errors, file descriptors, signals.
+"""What travels over D-Bus, without the wire: addresses, errors, file descriptors, calls, signals.
 
 Users take these from pvrd/bus.py.
 """
@@ -105,6 +105,21 @@ class Fds:
             if fd is not None:
                 os.close(fd)
                 self._fds[i] = None
+
+
+@dataclass
+class Call:
+    """A method call from `sender`, a unique name. Answer with Connection.reply or .error."""
+
+    sender: str
+    path: str
+    interface: str
+    member: str
+    signature: str
+    body: list[Any]
+    fds: Fds
+    interactive: bool
+    message: Any  # as the codec has it
 
 
 @dataclass

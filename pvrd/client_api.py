@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pvrd.activate import NAME
-from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply, V, plain
+from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply
+from pvrd.bus_values import V, plain
 from pvrd.client_stream import vectors
 from pvrd.errors import (
     NAMES,

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pvrd.bus import V, Variant, variant
+from pvrd.bus import Variant
+from pvrd.bus_values import V, variant
 from pvrd.core import Core
 from pvrd.models import describe
 from pvrd.worker import Worker

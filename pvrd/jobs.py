@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pvrd.bus import V, Variant
+from pvrd.bus import Variant
+from pvrd.bus_values import V
 
 if TYPE_CHECKING:
     from pvrd.core import Core, Session

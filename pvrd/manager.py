@@ -23,7 +23,8 @@ from pvrd import (
     stats,
     trace,
 )
-from pvrd.bus import Call, V, Variant, plain, variant
+from pvrd.bus import Call, Variant
+from pvrd.bus_values import V, plain, variant
 from pvrd.core import Core
 from pvrd.enlarge import check_sides, family, out_size, smaller
 from pvrd.errors import (

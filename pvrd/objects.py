@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from pvrd import systemd
-from pvrd.bus import BUS, INTROSPECTABLE, PEER, PROPERTIES, BusError, Call, Connection, V
+from pvrd.bus import BUS, INTROSPECTABLE, PEER, PROPERTIES, BusError, Call, Connection
+from pvrd.bus_values import V
 from pvrd.errors import NoSuchSession, PvrdError, shortage
 
 ROOT = "/org/pvrd/Pvrd1"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pvrd.bus import plain
+from pvrd.bus_values import plain
 from pvrd.errors import InvalidArgument
 
 

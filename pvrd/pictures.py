@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pvrd import fds
-from pvrd.bus import V, Variant
+from pvrd.bus import Variant
+from pvrd.bus_values import V
 from pvrd.core import Core, report
 from pvrd.errors import BadModel, Cancelled, PvrdError, ShuttingDown, Timeout
 from pvrd.jobs import Job

@@ -7,7 +7,8 @@ import os
 import pwd
 from collections.abc import Callable, Sequence
 
-from pvrd.bus import BusAddress, BusError, Connection, V
+from pvrd.bus import BusAddress, BusError, Connection
+from pvrd.bus_values import V
 from pvrd.errors import NotAuthorized
 
 PRIORITY = "org.pvrd.Pvrd1.high-priority"

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pvrd.bus import V, Variant
+from pvrd.bus import Variant
+from pvrd.bus_values import V
 from pvrd.worker import Worker
 
 

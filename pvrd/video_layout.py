@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pvrd.bus import V, Variant
+from pvrd.bus import Variant
+from pvrd.bus_values import V
 from pvrd.enlarge import out_size
 
 PROTOCOL = 1

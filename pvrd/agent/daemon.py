@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pvrd.bus import BUS, PROPERTIES, BusError, Connection, Signal, plain, variant
+from pvrd.bus import BUS, PROPERTIES, BusError, Connection, Signal
+from pvrd.bus_values import plain, variant
 
 NAME = "org.pvrd.Pvrd1"
 PATH = "/org/pvrd/Pvrd1"

@@ -8,7 +8,8 @@ import contextlib
 
 from pvrd import systemd
 from pvrd.activate import NAME
-from pvrd.bus import BUS, PROPERTIES, BusAddress, BusError, Connection, Signal, plain
+from pvrd.bus import BUS, PROPERTIES, BusAddress, BusError, Connection, Signal
+from pvrd.bus_values import plain
 
 PATH = "/org/pvrd/Pvrd1"
 MANAGER = f"{NAME}.Manager"

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pvrd import systemd
-from pvrd.bus import PROPERTIES, BusError, Call, Connection, V
+from pvrd.bus import PROPERTIES, BusError, Call, Connection
+from pvrd.bus_values import V
 from pvrd.client_async import AsyncClient, AsyncTextSession
 from pvrd.errors import Cancelled, InvalidArgument, PvrdError
 from pvrd.http import asked

@@ -13,7 +13,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from pvrd.bus import BUS, PROPERTIES, BusError, Connection, Signal, Subscription, plain
+from pvrd.bus import BUS, PROPERTIES, BusError, Connection, Signal, Subscription
+from pvrd.bus_values import plain
 
 _ANSWER_S = 5.0
 

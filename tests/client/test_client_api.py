@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from pvrd import options as daemon
-from pvrd.bus import plain
+from pvrd.bus_values import plain
 from pvrd.client_api import OPTIONS, options
 from pvrd.errors import InvalidArgument
 

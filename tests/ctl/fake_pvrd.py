@@ -21,8 +21,9 @@ import sys
 import time
 from typing import Any
 
-from pvrd.bus import Call, Connection, V, variant
+from pvrd.bus import Call, Connection
 from pvrd.bus_types import BusAddress
+from pvrd.bus_values import V, variant
 from pvrd.client import MANAGER, NAME, PATH
 from pvrd.client_video import CREDIT, DONE, DROP, ERROR, MAGIC, MESSAGE, SUBMIT
 from pvrd.errors import NAMES, PREFIX

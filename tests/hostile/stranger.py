@@ -14,17 +14,8 @@ import os
 import sys
 from typing import Any
 
-from pvrd.bus import (
-    BUS,
-    INTROSPECTABLE,
-    PROPERTIES,
-    BusAddress,
-    BusError,
-    Connection,
-    Reply,
-    V,
-    plain,
-)
+from pvrd.bus import BUS, INTROSPECTABLE, PROPERTIES, BusAddress, BusError, Connection, Reply
+from pvrd.bus_values import V, plain
 
 NAME, ROOT = "org.pvrd.Pvrd1", "/org/pvrd/Pvrd1"
 MANAGER, TEXT, VIDEO = f"{NAME}.Manager", f"{NAME}.TextSession", f"{NAME}.VideoSession"

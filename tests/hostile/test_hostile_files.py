@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pvrd import config, fds
-from pvrd.bus import V
+from pvrd.bus_values import V
 from pvrd.config import Paths
 from pvrd.errors import InvalidArgument
 from pvrd.models import ModelStore, check_name

@@ -15,7 +15,8 @@ import pytest
 from dbus_next.constants import MessageType
 from dbus_next.message import Message
 
-from pvrd.bus import V, Variant
+from pvrd.bus import Variant
+from pvrd.bus_values import V
 from tests.hostile.raw import MANAGER, Raw
 
 pytestmark = pytest.mark.bus

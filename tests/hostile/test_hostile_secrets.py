@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import V
+from pvrd.bus_values import V
 from pvrd.errors import PvrdError
 from tests.daemons import Daemon
 from tests.e2e.conftest import models  # noqa: F401  (a fixture)

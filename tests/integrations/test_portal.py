@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, Signal, plain
+from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, Signal
+from pvrd.bus_values import plain
 from pvrd.http.asked import Refused
 from pvrd.portal.backend import FRONTEND, LANGUAGE, NAME, PATH, REQUEST, SESSION, turns
 from tests.buses import ROOT

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, Reply, plain, variant
+from pvrd.bus import PROPERTIES, BusAddress, BusError, Connection, Reply
+from pvrd.bus_values import plain, variant
 from tests.buses import environment as own_environment
 from tests.buses import started_bus, write_config
 from tests.buses import until as wait_for

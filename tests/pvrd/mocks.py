@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from pvrd.bus import BusAddress, Connection, plain
+from pvrd.bus import BusAddress, Connection
+from pvrd.bus_values import plain
 
 LONG = 30.0
 PYTHON = "/usr/bin/python3"  # Debian's, which has the bindings that dbusmock needs

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from pvrd.bus import PROPERTIES, BusError, V
+from pvrd.bus import PROPERTIES, BusError
+from pvrd.bus_values import V
 from tests.buses import started_bus
 from tests.pvrd.mocks import Mocked
 

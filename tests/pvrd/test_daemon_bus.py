@@ -13,7 +13,8 @@ import pytest
 
 import pvrd.bus
 from pvrd import __version__
-from pvrd.bus import BusAddress, BusError, V, plain
+from pvrd.bus import BusAddress, BusError
+from pvrd.bus_values import V, plain
 from pvrd.manager import Manager
 from pvrd.objects import interface_xml
 from pvrd.text_session import TextSession

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import plain
+from pvrd.bus_values import plain
 
 pytestmark = pytest.mark.bus
 TEXT = "org.pvrd.Pvrd1.TextSession"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import plain
+from pvrd.bus_values import plain
 from pvrd.governor import Decision
 from pvrd.jobs import Job, Jobs
 from pvrd.supervisor import CPU_SLICE_MS, orders

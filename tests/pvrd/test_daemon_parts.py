@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from pvrd import config, journal, link, polkit
-from pvrd.bus import BusAddress, BusError, V, plain, variant
+from pvrd.bus import BusAddress, BusError
+from pvrd.bus_values import V, plain, variant
 from pvrd.config import Config, ConfigError, Paths
 from pvrd.errors import NAMES, Internal, InvalidArgument, NotAuthorized, SlowReader, from_name
 from pvrd.options import TEXT_JOB, parse

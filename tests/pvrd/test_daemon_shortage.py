@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import V
+from pvrd.bus_values import V
 from pvrd.errors import OutOfMemory
 from pvrd.model_files import Model
 from pvrd.worker_models import Loadings

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pvrd import __version__
-from pvrd.bus import V, plain
+from pvrd.bus_values import V, plain
 from tests.buses import started_bus
 
 pytestmark = pytest.mark.bus

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import BusError, V, plain
+from pvrd.bus import BusError
+from pvrd.bus_values import V, plain
 from tests.buses import started_bus
 from tests.pvrd.mocks import Mocked
 

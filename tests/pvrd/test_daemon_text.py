@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import BusError, plain
+from pvrd.bus import BusError
+from pvrd.bus_values import plain
 
 pytestmark = pytest.mark.bus
 TEXT = "org.pvrd.Pvrd1.TextSession"

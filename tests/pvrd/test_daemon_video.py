@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import plain
+from pvrd.bus_values import plain
 from pvrd.slot_socket import SlotMessage
 
 pytestmark = pytest.mark.bus

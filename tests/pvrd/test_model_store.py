@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pvrd import model_files, models
-from pvrd.bus import V, plain
+from pvrd.bus_values import V, plain
 from pvrd.config import KEYS, Config, Paths
 from pvrd.errors import (
     BadModel,

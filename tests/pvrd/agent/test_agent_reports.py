@@ -15,7 +15,8 @@ import pytest
 
 from pvrd.agent.daemon import Pvrd
 from pvrd.agent.games import NAME, PATH, GameMode, named
-from pvrd.bus import BusAddress, Call, Connection, V
+from pvrd.bus import BusAddress, Call, Connection
+from pvrd.bus_values import V
 from pvrd.errors import InvalidArgument
 from pvrd.reports import AGENTS_A_USER, Activity, Agent, Reports, check
 from pvrd.sensors.compositor import Compositor

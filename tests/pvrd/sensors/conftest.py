@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from pvrd import config
-from pvrd.bus import PROPERTIES, BusAddress, Connection, Variant, plain
+from pvrd.bus import PROPERTIES, BusAddress, Connection, Variant
+from pvrd.bus_values import plain
 from pvrd.sensors import Sensors
 from tests.buses import started_bus
 from tests.pvrd.mocks import LONG, PYTHON, SystemBus

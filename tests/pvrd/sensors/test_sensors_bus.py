@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from pvrd.bus import BusAddress, BusError, Connection, Subscription, V
+from pvrd.bus import BusAddress, BusError, Connection, Subscription
+from pvrd.bus_values import V
 from pvrd.sensors import battery, logind
 from pvrd.sensors.service import Service
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pvrd.bus import BusAddress, Connection, V, plain
+from pvrd.bus import BusAddress, Connection
+from pvrd.bus_values import V, plain
 from pvrd.sensors import battery, logind
 
 pytestmark = pytest.mark.bus
