@@ -63,7 +63,7 @@ TEXT_JOB: Mapping[str, Option] = {
 }
 
 EXTRACT: Mapping[str, Option] = {
-    **{key: option for key, option in TEXT_JOB.items() if key not in ("schema", "mirostat")},
+    **{k: option for k, option in TEXT_JOB.items() if k not in ("schema", "stop", "mirostat")},
     "instruction": Option("str", "", length=1 << 14),
 }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pvrd import fds
 from pvrd.errors import (
+    Cancelled,
     Internal,
     InvalidArgument,
     OutOfMemory,
@@ -36,6 +37,7 @@ async def ask(
     is the caller's.
 
     Raises:
+        Cancelled: by Cancel, or with the session.
         Timeout: it takes longer than a method may.
         PvrdError: what the worker said.
     """
@@ -81,13 +83,26 @@ async def ask(
         listed = Job(job, kind, session.model.name, session.uid, session.priority, session.share,
                      session.path)  # fmt: skip
         with core.peers.job(session.uid), core.jobs.of(listed):
-            async with asyncio.timeout(METHOD_S - 1):
-                told = await core.supervisor.attempt(
+            work = asyncio.ensure_future(
+                core.supervisor.attempt(
                     session.choice, session.model, session.priority, answer, lambda _: None,
                     listed,
                 )
+            )  # fmt: skip
+            session.questions.add(work)
+            work.add_done_callback(session.questions.discard)
+            async with asyncio.timeout(METHOD_S - 1):
+                told = await work
         core.stats.jobs_done += 1
         return told, os.dup(result)
+    except asyncio.CancelledError:
+        core.stats.jobs_cancelled += 1
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Cancelled(
+            "the session was closed" if session.closed else "the job was cancelled"
+        ) from None
     except PvrdError:
         core.stats.jobs_failed += 1
         raise
@@ -151,6 +166,7 @@ async def collected(reader: int) -> str:
 
     Raises:
         Timeout: it takes longer than a method may.
+        Cancelled: by Cancel.
         InvalidArgument: the answer was cut off at max_tokens.
         PvrdError: what the stream said.
     """
@@ -168,6 +184,8 @@ async def collected(reader: int) -> str:
                     raise from_name(event["error"], event["message"])
                 parts.append(str(event.get("text", "")))
                 if event["type"] == "end":
+                    if event["reason"] == "cancelled":
+                        raise Cancelled("the job was cancelled")
                     if event["reason"] != "stop":
                         raise InvalidArgument(
                             "the answer was not complete within max_tokens; raise it, or bound the"

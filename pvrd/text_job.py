@@ -139,8 +139,8 @@ class TextJob:
                 {
                     "t": "text", "job": self.id, "session": self.session.id,
                     "carried": bool(carried),
-                    "model": self.model.key, "settings": self.settings,
-                    "header_bytes": self._journal.header_bytes, "delivered": self._journal.count,
+                    "model": self.model.key, "header_bytes": self._journal.header_bytes,
+                    "delivered": self._journal.count,
                 },
                 [self._journal.reader, *carried],
             )  # fmt: skip

@@ -36,6 +36,7 @@ class TextSession(Session):
         self.context: int = chosen["context"]
         self.kv: str = chosen["kv"]
         self.job: TextJob | None = None
+        self.questions: set[asyncio.Future[Any]] = set()  # under way (pvrd/queries.py)
         self._loading: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -47,6 +48,11 @@ class TextSession(Session):
             self._loading.cancel()
         if self.job is not None:
             self.job.stop(Cancelled("the session was closed"))
+        self._drop_questions()
+
+    def _drop_questions(self) -> None:
+        for question in list(self.questions):
+            question.cancel()
 
     def news(self) -> None:
         super().news()
@@ -190,9 +196,10 @@ class TextSession(Session):
 
     @method("Cancel")
     async def cancel(self, call: Call) -> None:
-        """Ends the running job; without one nothing happens."""
+        """Ends the running job, and all questions; without any nothing happens."""
         if self.job is not None:
             self.job.stop(None)
+        self._drop_questions()
 
     @method("Close")
     async def close_call(self, call: Call) -> None:

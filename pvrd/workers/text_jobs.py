@@ -59,7 +59,7 @@ class TextTask:
         self.session = session
         self.model = str(message["model"])
         self._request, self._delivered = journal.read(fd, int(message.get("delivered", 0)))
-        settings = {**self._request.settings, **(message.get("settings") or {})}
+        settings = self._request.settings
         self.priority = int(settings.get("priority", DEFAULT_PRIORITY))
         self.share = int(settings.get("share") or 0)
         self.account = str(message["session"])
