@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPUs through Vulkan 1.2. `api` calls the driver and alone imports the package `vulkan`; `backend`
-is the device, `recording` what is placed and recorded on it.
+is the device, `pipelines` its kernels, `recording` what is placed and recorded on it.
 """
 
 from engine.backends.devices import NoDevice

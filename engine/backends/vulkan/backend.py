@@ -15,19 +15,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-import kernels
 from engine.backends import profiles, selftest, speed
 from engine.backends.base import COUNTERS, NOTHING, Array, Lent
 from engine.backends.devices import MemoryType, Verdict, judge, plan_memory, why_none
-from engine.backends.gate import misfit
 from engine.backends.vulkan import api
 from engine.backends.vulkan.ferry import Adoption
-from engine.backends.vulkan.recording import Pipeline, VulkanExecutable, VulkanWeights
-from engine.errors import DeviceLost, InvalidArgument, OutOfMemory, PvrError
+from engine.backends.vulkan.pipelines import Pipeline, Pipelines, Report
+from engine.backends.vulkan.recording import VulkanExecutable, VulkanWeights
+from engine.errors import DeviceLost, PvrError
 from engine.program import Program
 
 _STAGING = 16 << 20
-Report = Callable[[str, str, str], None]
 T = TypeVar("T")
 
 
@@ -80,14 +78,9 @@ class VulkanBackend:
     ) -> None:
         lowered = profiles.wanted(profile)
         self.lose_at = lose_at
-        self._report: Report = lambda what, name, reason: None
         self._counters = dict.fromkeys(COUNTERS, 0)
-        self._pipelines: dict[tuple[str, str], Pipeline] = {}
-        self._layouts: dict[tuple[int, int], api.Layout] = {}
         self._live: set[VulkanExecutable | VulkanWeights] = set()
         self._adopted: list[Adoption] = []
-        # What is quarantined, as of so many changes of what is known.
-        self._barred: tuple[int, dict[str, str]] | None = None
         self._lost = ""
         self._pending = self._hung = self._testing = False
         self._lock = threading.RLock()  # a queue belongs to one thread at a time
@@ -99,12 +92,15 @@ class VulkanBackend:
             chosen = next((v.candidate for v in judged if v.chosen), None)
             if chosen is None:
                 raise why_none(judged)
-            self._verdicts = selftest.Verdicts(chosen.info, verdicts, previous)
-            self._speeds = speed.Speeds(chosen.info, verdicts)
-            self._measure = not chosen.info.software if measure is None else measure
+            self._kernels = Pipelines(
+                self,
+                selftest.Verdicts(chosen.info, verdicts, previous),
+                speed.Speeds(chosen.info, verdicts),
+                not chosen.info.software if measure is None else measure,
+            )
             known = " ".join(self.quarantined())
             properties = {**chosen.info.properties, "quarantined": known}
-            properties["times"] = self._speeds.told()
+            properties["times"] = self._kernels.times()
             info = replace(chosen.info, properties=properties)
             self.info = lowered.lower(info) if lowered else info
             self.deadline_s = deadline_s or (120.0 if self.info.software else 10.0)
@@ -152,167 +148,32 @@ class VulkanBackend:
         """Frees all, executables and weights that are still open too."""
         for thing in [*self._live, *self._adopted]:
             thing.close()
-        self._pipelines, self._layouts, self._staging = {}, {}, None
+        self._kernels.forget()
+        self._staging = None
         self._release(self._stack)
 
-    # --- pipelines
+    # --- kernels, as Pipelines says
 
     def misfit(self, op: str, variant: str) -> str:
-        """Why the device cannot have this variant; "" when it can."""
-        try:
-            entry = kernels.manifest().get(op, {}).get(variant)
-        except (OSError, ValueError) as e:
-            raise PvrError(f"the kernels cannot be loaded: {e}") from e
-        if entry is None:
-            return "it was not compiled"
-        return misfit(entry, self.info.limits, self.info.features)
+        return self._kernels.misfit(op, variant)
 
     def pipeline(self, op: str, variant: str) -> Pipeline:
-        """The pipeline of a variant, made at its first use.
-
-        Raises:
-            InvalidArgument: there is no such variant, or the device must not get it.
-            Quarantined: the device computes it wrongly.
-        """
-        made = self._pipelines.get((op, variant))
-        if made is not None:
-            return made
-        if why := self.misfit(op, variant):
-            raise InvalidArgument(f"{op}.{variant} is not for {self.info.name}: {why}")
-        name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
-        wrong = self._verdicts.get(sha)  # None: it was not tried yet
-        if not wrong:
-            wrong = self._make(op, variant, untried=wrong is None)
-            self._verdicts.put(sha, name, wrong)
-            self._report("tried", name, wrong)
-        if wrong:
-            self._pipelines.pop((op, variant), None)
-            self._report("quarantined", name, wrong)
-            raise selftest.Quarantined(self.doubt(op, variant))
-        return self._pipelines[op, variant]
-
-    def _make(self, op: str, variant: str, untried: bool) -> str:
-        """Makes a pipeline, and tries it where that was not done before; what is wrong with it."""
-        entry, contract = kernels.manifest()[op][variant], kernels.op(op)
-        form = contract.variant(variant)
-        shape = (contract.storage_count(form), contract.push_bytes(form))
-        layout = self._layouts.get(shape)
-        if layout is None:
-            layout = self._layouts[shape] = self._device.layout(*shape)
-        try:
-            code = (kernels.artifacts() / entry["file"]).read_bytes()
-        except OSError as e:
-            raise PvrError(f"the kernels cannot be loaded: {e}") from e
-        name, sha = f"{op}.{variant}", entry["sha256"]
-        try:
-            # Also one that passed once: it is compiled anew, and the driver's cache may be gone.
-            self._verdicts.begin(sha, name, "compile")
-            self._report("trying", name, "")
-            handle = self._device.pipeline(name, code, layout)
-            self._pipelines[op, variant] = Pipeline(handle, layout, contract, form)
-            if not untried:
-                return ""
-            self._verdicts.begin(sha, name, "run")
-            return self._try(op, variant)
-        except (InvalidArgument, OutOfMemory):  # these say nothing of the kernel
-            self._verdicts.restore(sha)
-            raise
-        except DeviceLost:
-            raise  # whoever opens the device next knows what lost it
-        except PvrError as e:  # the driver's compiler gave up
-            return str(e)
+        return self._kernels.pipeline(op, variant)
 
     def quarantine(self, op: str, variant: str, wrong: str) -> None:
-        """Uses a variant no more that a check of running work found wrong; what is recorded with it
-        has to be closed by its owner.
-        """
-        name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
-        self._pipelines.pop((op, variant), None)
-        self._verdicts.put(sha, name, wrong, serving=True)
-        self._report("quarantined", name, wrong)
+        self._kernels.quarantine(op, variant, wrong)
 
     def doubt(self, op: str, variant: str) -> str:
-        """Why a variant is not to be trusted, a sentence without its stop; "" if it is."""
-        entry = kernels.manifest().get(op, {}).get(variant)
-        wrong = self._verdicts.get(entry["sha256"]) if entry else None
-        name = f"{op}.{variant}"
-        if not wrong:
-            return ""
-        return f"{self.info.name} cannot be trusted with {name} ({wrong}), so it is not used"
+        return self._kernels.doubt(op, variant)
 
     def quarantined(self) -> dict[str, str]:
-        """All variants of the kernels that there are now that are quarantined, with the reasons.
-        Asked before each slice, so it is looked up anew only when something has changed.
-        """
-        if self._barred is None or self._barred[0] != self._verdicts.changes:
-            try:
-                manifest = kernels.manifest()
-            except (OSError, ValueError):
-                return {}
-            found = {
-                f"{op}.{variant}": self._verdicts.get(entry["sha256"])
-                for op, variants in sorted(manifest.items())
-                for variant, entry in sorted(variants.items())
-            }
-            aside = {name: wrong for name, wrong in found.items() if wrong}
-            self._barred = self._verdicts.changes, aside
-        return self._barred[1]
+        return self._kernels.quarantined()
 
     def fastest(self, op: str, variants: Sequence[str], push: Mapping[str, Any]) -> str:
-        """The fastest of these variants, which `misfit` and `doubt` let through, for a call with
-        these push constants; the first is taken unless another is measured to be better. One that
-        is wrong is quarantined on the way.
-
-        Raises:
-            DeviceLost
-        """
-        what = speed.trial(op, push, self.info.limits.max_storage_range)
-        if not self._measure or what is None or len(variants) < 2:
-            return variants[0]
-        entries = kernels.manifest()[op]
-        shas = {v: str(entries[v]["sha256"]) for v in variants}
-        chosen = self._speeds.fastest(self._race, shas, what)
-        told: Any = self.info.properties
-        told["times"] = self._speeds.told()
-        return chosen
-
-    def _race(self, variants: Sequence[str], what: speed.Trial) -> speed.Times:
-        """Seconds a call of those variants that the device can have after all."""
-        usable = []
-        for variant in variants:
-            with suppress(selftest.Quarantined, InvalidArgument, OutOfMemory):
-                self.pipeline(what.op, variant)
-                usable.append(variant)
-        with suppress(InvalidArgument, OutOfMemory):
-            return self._aside(lambda: speed.race(self, usable, what))
-        return {}
-
-    def _aside(self, work: Callable[[], T]) -> T:
-        """Runs what no user of the device asked for: counters stay as they are."""
-        counters = dict(self._counters)
-        self._testing = True
-        try:
-            return work()
-        finally:
-            self._testing = False
-            self._counters.update(counters)
+        return self._kernels.fastest(op, variants, push)
 
     def listen(self, report: Report) -> None:
-        """`report` is called with `trying`, a kernel's name and "" before the driver's compiler
-        gets it, with `tried` and what is wrong with it ("": nothing) after its self-test, and with
-        `quarantined` and the reason when it is.
-        """
-        self._report = report
-
-    def _try(self, op: str, variant: str) -> str:
-        """Self-test of a variant; what is wrong with it."""
-        name, sha = f"{op}.{variant}", kernels.manifest()[op][variant]["sha256"]
-        repeats = selftest.REPEATS if self._verdicts.doubted(sha) else 1
-        try:
-            return self._aside(lambda: selftest.run(self, [name], repeats).get(name, ""))
-        except BaseException:
-            del self._pipelines[op, variant]
-            raise
+        self._kernels.listen(report)
 
     # --- memory
 
@@ -394,6 +255,16 @@ class VulkanBackend:
                 self._lost = str(e)
                 raise DeviceLost(self._lost) from e
             self._pending = False
+
+    def _aside(self, work: Callable[[], T]) -> T:
+        """Runs what no user of the device asked for: counters stay as they are."""
+        counters = dict(self._counters)
+        self._testing = True
+        try:
+            return work()
+        finally:
+            self._testing = False
+            self._counters.update(counters)
 
     def _release(self, stack: ExitStack) -> None:
         """Destroys handles, unless a hung submission may still use them: then the end of the

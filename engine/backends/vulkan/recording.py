@@ -20,9 +20,10 @@ from engine.backends.gate import Range, call_misfit
 from engine.backends.vulkan import api
 from engine.backends.vulkan.ferry import Ferry
 from engine.backends.vulkan.hazards import Hazards
+from engine.backends.vulkan.pipelines import Pipeline
 from engine.errors import InvalidArgument
 from engine.program import Buffer, Call, Program
-from kernels.contract import Contract, Variant, ceil_div
+from kernels.contract import ceil_div
 
 if TYPE_CHECKING:
     from engine.backends.vulkan.backend import VulkanBackend
@@ -33,16 +34,6 @@ _TURNS = 8  # calls after one another whose scratch memory is apart, so that the
 _ALIGN = 256
 _USES = ("device", "upload", "readback", "apart")  # memory, as VulkanBackend._place names it
 _USE_OF = {"params": "upload", "input": "upload", "output": "readback"}  # kinds of buffers
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A variant, compiled."""
-
-    handle: Any
-    layout: api.Layout
-    contract: Contract
-    variant: Variant
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def test_the_fastest_is_used_and_remembered(tmp_path: Path, times: list[str]) ->
             assert "rmsnorm 64: wide" in str(backend.info.properties["times"])
             backend.quarantine("rmsnorm", "wide", "0.5 too much")
             assert choose(op, backend.info, None, allowed(backend), NORM).name != "wide"
-            backend._verdicts.put(kernels.manifest()["rmsnorm"]["wide"]["sha256"], "", "")
+            backend._kernels._verdicts.put(kernels.manifest()["rmsnorm"]["wide"]["sha256"], "", "")
         finally:
             backend.close()
     assert times.count("wide") == 1
