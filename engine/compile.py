@@ -48,6 +48,7 @@ from engine.video.frames import FrameFormat
 
 OK, FAILED, USAGE, NOT_RUN = 0, 1, 2, 5
 NO_TEXT = "none"  # of --calibrate
+MAX_TEXT = 64 << 20  # bytes of a text for it
 FRAME = (960, 540)  # the frame for which --profile says how it would be cut
 
 
@@ -134,6 +135,16 @@ def _said_fit(found: FrameFit) -> str:
     )
 
 
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError
+    return value
+
+
+_rate.__name__ = "number of GB/s"
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line above."""
     parser = argparse.ArgumentParser(
@@ -155,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
         help=f"leave a pass out: {', '.join(sorted(OPTIONAL))} (language models)",
     )  # fmt: skip
     parser.add_argument(
-        "--rate", type=float, default=0, metavar="GB/S",
+        "--rate", type=_rate, default=0, metavar="GB/S",
         help="what the profile's device reads in a second, to predict tokens/s (language models)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true")
@@ -171,8 +182,7 @@ def main(argv: list[str] | None = None) -> int:
         given = plan(ready, args.weights)
         found = fit(given, profiles.load(args.profile)) if args.profile else None
         named = {"name": args.name or args.file.stem, "licence": args.licence}
-        if os.path.exists(target) and os.path.samefile(target, args.file):
-            raise InvalidArgument("The compiled model would take its source's place.")
+        _spare(target, args.file)
         convnet.write(target, net, args.weights, named)
     except (PvrError, OSError) as e:
         return _failed(e, args.json)
@@ -187,6 +197,22 @@ def main(argv: list[str] | None = None) -> int:
     return OK
 
 
+def _spare(target: Path, source: Path) -> None:
+    """Nothing that a model is compiled from is overwritten: not the file, nor what else lies in its
+    folder or beside it under the same name (ncnn's other half).
+
+    Raises:
+        InvalidArgument: `target` is such a file.
+    """
+    if not target.exists() or (target.suffix == ".pvrm" and source.suffix != ".pvrm"):
+        return
+    folder, beside = source.is_dir(), target.stem == source.stem
+    parts = source if folder else source.parent
+    within = (folder or beside) and parts.samefile(target.parent)
+    if within or target.samefile(source):
+        raise InvalidArgument("The compiled model would take its source's place.")
+
+
 def _text_model(args: argparse.Namespace) -> int:
     """Compiles a language model.
 
@@ -199,6 +225,7 @@ def _text_model(args: argparse.Namespace) -> int:
     source = Path(os.path.abspath(args.file))
     stem = source.name if source.is_dir() else source.stem
     target = args.output or source.with_name(f"{stem}.pvrm")
+    _spare(target, source)
     narrow, wished = args.weights == "q4", "q8" if args.weights == "q8" else ""
     found: list[Fit] = []
 
@@ -245,9 +272,15 @@ class _Judge:
     def __init__(self, args: argparse.Namespace) -> None:
         path = Path(args.calibrate) if args.calibrate else calibrate.TEXT
         try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise InvalidArgument(f"The text {path.name} cannot be read: {e}.") from None
+            with path.open("rb") as file:
+                data = file.read(MAX_TEXT + 1)
+            if len(data) > MAX_TEXT:
+                raise InvalidArgument(f"The text {path.name} has more than {MAX_TEXT >> 20} MiB.")
+            text = data.decode("utf-8")
+        except OSError as e:
+            raise InvalidArgument(f"The text {path.name} cannot be read: {e.strerror}.") from None
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"The text {path.name} is not UTF-8.") from None
         self._name, self._source = path.name, args.file
         self._backend = CpuBackend()
         with closing(self._load(args.file)) as model:
@@ -274,10 +307,13 @@ class _Judge:
 
 def _failed(error: PvrError | OSError, as_json: bool) -> int:
     name = error.name if isinstance(error, PvrError) else "Failed"
+    said = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        said = f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
     if as_json:
-        print(json.dumps({"error": name, "message": str(error)}))
+        print(json.dumps({"error": name, "message": said}))
     else:
-        print(f"engine.compile: {error}", file=sys.stderr)
+        print(f"engine.compile: {said}", file=sys.stderr)
     return NOT_RUN if name in ("BadModel", "UnsupportedModel", "InvalidArgument") else FAILED
 
 

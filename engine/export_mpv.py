@@ -182,11 +182,29 @@ def passes(file: Pvrm) -> Iterator[list[str]]:
     yield _shuffle(len(layers) - 1, layers[-1].groups, shape.scale)
 
 
+def _write(target: Path, text: str) -> None:
+    if target.exists() and not target.is_file():  # a device, a pipe
+        target.write_text(text, encoding="utf-8")
+        return
+    fd, name = tempfile.mkstemp(dir=target.parent, prefix=".pvrctl-", suffix=".glsl")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as out:
+            out.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
 def export(model: Path, target: Path) -> dict[str, Any]:
     """Writes the shader; the facts about it.
 
     Raises:
         InvalidArgument: the shader would take the model's place.
+        PvrError: it cannot be written.
         BadModel, UnsupportedModel, OSError
     """
     file = Pvrm.open(str(model), verify=True)
@@ -202,17 +220,10 @@ def export(model: Path, target: Path) -> dict[str, Any]:
         "",
     ]
     text = "\n".join([*head, *(line for lines in made for line in lines)])
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=".pvrctl-", suffix=".glsl")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as out:
-            out.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+        _write(target, text)
+    except OSError as e:
+        raise PvrError(f"{target} cannot be written: {e.strerror}.") from None
     return {
         "model": info["name"] or model.stem,
         "output": str(target),

@@ -179,6 +179,8 @@ def write(
         ValueError: as write_fd.
     """
     path = os.fspath(path)
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced
+        raise PvrError(f"The compiled model cannot be written to {path}: it is no regular file.")
     try:
         fd, temp = tempfile.mkstemp(prefix=".pvrm-", dir=os.path.dirname(path) or ".")
     except OSError as e:

@@ -56,6 +56,7 @@ _WORDS = {
     "subgroup_clustered": "reductions over clusters of a subgroup",
     "subgroup_quad": "subgroup quads",
 }
+MAX_SOURCE = 16 << 20  # bytes
 _VENDOR = {"CooperativeMatrixNV", "CooperativeVectorNV"}
 
 
@@ -102,7 +103,11 @@ def compile_glsl(file: Path, defines: Sequence[str] = (), folders: Sequence[Path
     except SystemExit as e:
         raise NoCompiler(str(e)) from None
     try:
-        source = file.read_text("utf-8")
+        with file.open("rb") as f:
+            data = f.read(MAX_SOURCE + 1)
+        if len(data) > MAX_SOURCE:
+            raise BadShader(f"It has more than {MAX_SOURCE >> 20} MiB.")
+        source = data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise BadShader("It is no text.") from None
     # Includes are an extension that older compilers have no option for.

@@ -35,6 +35,9 @@ def _counts(text: str) -> list[int]:
     return [n for n in map(common.at_least(0), text.split(",")) if n]
 
 
+_counts.__name__ = "list such as 128,512"
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl bench text`."""
     common.job_options(parser)

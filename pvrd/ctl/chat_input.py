@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pvrd.ctl import errors
+
 PROMPT, MORE = "> ", "… "
 BLOCK = '"""'
 KEPT = 1000  # lines of the history
+MOST_LINE = 1 << 20  # characters; the daemon takes messages of as many bytes
 
 
 def history_file() -> Path:
@@ -62,8 +65,16 @@ def terminal_line(prompt: str) -> str | None:
 
 
 def piped_line(_prompt: str) -> str | None:
-    """The next line of standard input; None at its end."""
-    line = sys.stdin.readline()
+    """The next line of standard input; None at its end.
+
+    Raises:
+        CtlError: it is longer than any message may be.
+    """
+    line = sys.stdin.readline(MOST_LINE + 1)
+    if len(line) > MOST_LINE:
+        raise errors.CtlError(
+            f"A line has more than {MOST_LINE} characters.", errors.BAD_INPUT, "InvalidArgument"
+        )
     return line.removesuffix("\n") if line else None
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from pvrd import rawvideo, y4m
 from pvrd.ctl import common, errors, output, realtime
-from pvrd.ctl.tile_picture import draw
 
 if TYPE_CHECKING:
     import argparse
@@ -83,8 +82,7 @@ def enlarge_clip(
             pump.meter.clear()
         record = pump.record(client)
         if args.debug_tiles:
-            made_by = str(session.session.properties().get("TileMap", ""))
-            draw(made_by, record["width"], record["height"], args.debug_tiles)
+            record["tile_map"] = str(session.session.properties().get("TileMap", ""))
         return record
 
 

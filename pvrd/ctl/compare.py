@@ -72,7 +72,7 @@ def _size_of(name: str) -> tuple[int, int]:
     from PIL import Image
 
     try:
-        with Image.open(name, formats=("PNG", "JPEG", "MPO")) as picture:
+        with Image.open(name, formats=("PNG", "JPEG")) as picture:
             return picture.size
     except OSError as error:
         what = os.strerror(error.errno) if error.errno else "neither a PNG nor a JPEG picture"

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pvrd.ctl import common, errors, generate
+from pvrd.ctl import common, errors, generate, output
 
 if TYPE_CHECKING:
     import argparse
+
+MOST_BYTES = 1 << 16  # of a schema (docs/api.md)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +30,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", help="the text, or - for standard input")
 
 
+def _read(name: str) -> str:
+    """The schema in a file.
+
+    Raises:
+        CtlError: it cannot be read.
+    """
+    try:
+        with open(name, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) <= MOST_BYTES:
+            return data.decode("utf-8")
+        why = f"it has more than {MOST_BYTES >> 10} KiB"
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+    except ValueError:  # a name with NUL, too
+        why = "it is not UTF-8"
+    raise errors.CtlError(
+        f"The schema {output.plain(name)} cannot be read: {why}.",
+        errors.BAD_INPUT,
+        "InvalidArgument",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs `pvrctl extract`.
 
@@ -36,12 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """
     schema = args.schema
     if not schema.lstrip().startswith("{"):
-        try:
-            schema = Path(schema).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise errors.CtlError(
-                f"The schema {args.schema} cannot be read: {error}.", errors.BAD_INPUT
-            ) from None
+        schema = _read(schema)
     text = generate.prompt_text(args.text, raw=False)
     given = {"instruction": args.instruction, "max_tokens": args.max_tokens}
     with (

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from pvrd.client import TextSession
 
+MOST_BYTES = 1 << 20  # of a message to the daemon (docs/api.md)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pvrctl generate`."""
@@ -170,17 +172,28 @@ def session_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in pairs.items() if value is not None}
 
 
+def _check_length(count: int) -> None:
+    if count > MOST_BYTES:
+        raise errors.CtlError(
+            f"The text has more than the {MOST_BYTES >> 20} MiB that pvrd takes.",
+            errors.BAD_INPUT,
+            "InvalidArgument",
+        )
+
+
 def prompt_text(given: str, raw: bool) -> str:
     """The prompt, from standard input where it is `-`; there the last newline is no part of it
     unless `raw`.
 
     Raises:
-        CtlError: it is not UTF-8, or empty.
+        CtlError: it is not UTF-8, too long, or empty.
     """
     text = given
     if given == "-":
         try:
-            text = sys.stdin.buffer.read().decode("utf-8")
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)
+            _check_length(len(data))
+            text = data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise errors.CtlError(
                 "The prompt on standard input is not UTF-8.", errors.BAD_INPUT

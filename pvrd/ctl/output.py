@@ -23,7 +23,9 @@ def json_on_stderr() -> None:
 def emit_json(value: Any) -> None:
     """Prints one JSON value on a line of its own."""
     stream = sys.stderr if _json_on_stderr else sys.stdout
-    stream.write(json.dumps(value, ensure_ascii=False) + "\n")
+    # JSON has signs of its own for what another encoding lacks.
+    foreign = (stream.encoding or "").lower().replace("-", "") != "utf8"
+    stream.write(json.dumps(value, ensure_ascii=foreign) + "\n")
     stream.flush()
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pvrd import fds
 from pvrd.ctl import common, errors, output
-from pvrd.ctl.tile_picture import draw
 from pvrd.y4m import write_all
 
 if TYPE_CHECKING:
@@ -108,8 +107,6 @@ def enlarge_picture(
             with enlarged(client, picture, settings) as (end, result):
                 copy(result, target)
             width, height = int(end.get("width", 0)), int(end.get("height", 0))
-            if args.debug_tiles:
-                draw(str(end.get("tile_map", "")), width, height, args.debug_tiles)
             device = str(end.get("device", ""))
             ms = round(float(end.get("ms", 1000 * (time.monotonic() - began))), 3)
             return {
@@ -129,6 +126,7 @@ def enlarge_picture(
                 "restarts": end.get("restarts", 0),
                 "precision": end.get("precision", ""),
                 "format": end.get("format", wanted),
+                **({"tile_map": str(end.get("tile_map", ""))} if args.debug_tiles else {}),
             }
     finally:
         os.close(picture)

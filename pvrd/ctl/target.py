@@ -9,21 +9,24 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Self
 
 from pvrd.ctl import errors, output
 from pvrd.y4m import write_all
 
+_NUMBERS = count()
+
 
 class Target:
-    """The output of `pvrctl upscale`. A regular file is written beside its name and renamed by
-    finish().
+    """The output of a command. A regular file is written beside its name and renamed by finish();
+    a device or a pipe is written to as it is. `source`: the input, which OUT must not be.
 
     Raises:
         CtlError: OUT is IN, or cannot be written.
     """
 
-    def __init__(self, name: str, source: int) -> None:
+    def __init__(self, name: str, source: int | None = None) -> None:
         self.name = name
         self._fd = 1
         self._part = ""
@@ -33,12 +36,12 @@ class Target:
         with self._sentences():
             self._open(source)
 
-    def _open(self, source: int) -> None:
+    def _open(self, source: int | None) -> None:
         try:
             status: os.stat_result | None = os.stat(self.name)
         except FileNotFoundError:
             status = None
-        if status and os.path.samestat(status, os.fstat(source)):
+        if status and source is not None and os.path.samestat(status, os.fstat(source)):
             raise errors.CtlError("OUT is IN; name another file.", errors.USAGE, "InvalidArgument")
         if status and stat.S_ISDIR(status.st_mode):
             raise errors.CtlError(
@@ -51,7 +54,7 @@ class Target:
         # A link stays a link: the file that it names is replaced. The name may be as long as names
         # can be.
         place = os.path.realpath(self.name)
-        part = os.path.join(os.path.dirname(place), f".pvrctl-{os.getpid()}.part")
+        part = os.path.join(os.path.dirname(place), f".pvrctl-{os.getpid()}-{next(_NUMBERS)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(part, flags, stat.S_IMODE(status.st_mode) if status else 0o666)
         self._part, self._opened = part, True

@@ -20,12 +20,8 @@ _COLOURS = {
 _PLACES = {letter: place for place, letter in enumerate(_COLOURS)}
 
 
-def draw(tile_map: str, width: int, height: int, path: str) -> None:
-    """Writes the picture, as large as the frame, as a PNG.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+def draw(tile_map: str, width: int, height: int) -> bytes:
+    """The picture, as large as the frame, as a PNG."""
     columns, rows, across, down, runs = (tile_map or "1 1 0 0 ").split(" ", 4)
     told = chain.from_iterable(
         repeat(letter, int(count)) for count, letter in re.findall(r"(\d+)([a-z])", runs)
@@ -48,11 +44,13 @@ def draw(tile_map: str, width: int, height: int, path: str) -> None:
         pieces.append(packer.compress(line))
     pieces.append(packer.flush())
     palette = bytes(value for colour in _COLOURS.values() for value in colour)
-    with open(path, "wb") as file:
-        file.write(b"\x89PNG\r\n\x1a\n")
-        file.write(_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)))
-        file.write(_chunk(b"PLTE", palette) + _chunk(b"IDAT", b"".join(pieces)))
-        file.write(_chunk(b"IEND", b""))
+    chunks = [
+        _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+        _chunk(b"PLTE", palette),
+        _chunk(b"IDAT", b"".join(pieces)),
+        _chunk(b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def _cell(at: int, size: str, count: str) -> int:

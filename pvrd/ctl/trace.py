@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
 from pvrd.ctl import common, errors, output
+from pvrd.ctl.picture import copy
+from pvrd.ctl.target import Target
 
 if TYPE_CHECKING:
     import argparse
@@ -39,24 +40,16 @@ def run(args: argparse.Namespace) -> int:
     """Runs `pvrctl trace`."""
     if args.out == "-" and args.json:
         output.json_on_stderr()
-    with common.client(args) as client:
-        fd = client.trace(args.seconds)
-    with os.fdopen(fd, "rb") as source:
-        size = os.fstat(fd).st_size
-        if args.out == "-":
-            sys.stdout.flush()
-            shutil.copyfileobj(source, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-        else:
-            part = f"{args.out}.part-{os.getpid()}"
-            try:
-                with open(part, "xb") as target:
-                    shutil.copyfileobj(source, target)
-                os.replace(part, args.out)
-            except BaseException:
-                if os.path.exists(part):
-                    os.unlink(part)
-                raise
+    # Opened first: a name that cannot be written is told before the time is spent.
+    with Target(args.out) as target:
+        with common.client(args) as client:
+            fd = client.trace(args.seconds)
+        try:
+            size = os.fstat(fd).st_size
+            copy(fd, target)
+        finally:
+            os.close(fd)
+        target.finish()
     if args.json:
         output.emit_json({"out": args.out, "bytes": size, "seconds": args.seconds})
     elif args.out != "-":

@@ -8,6 +8,7 @@ With OUT on standard output --json prints its object on standard error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -200,6 +201,22 @@ def out_format(given: str | None, name: str, kind: str) -> str:
     return wanted
 
 
+def _tile_target(
+    args: argparse.Namespace, source: int, stack: contextlib.ExitStack
+) -> Target | None:
+    """Where --debug-tiles goes.
+
+    Raises:
+        CtlError: it cannot be written, or is IN or OUT.
+    """
+    name = args.debug_tiles
+    if not name:
+        return None
+    if name == args.output or os.path.realpath(name) == os.path.realpath(args.output):
+        raise errors.CtlError("--debug-tiles names OUT.", errors.USAGE, "InvalidArgument")
+    return stack.enter_context(Target(name, source))
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs `pvrctl upscale`."""
     if args.output == "-":
@@ -219,7 +236,10 @@ def run(args: argparse.Namespace) -> int:
                 "--realtime is for clips, not for pictures.", errors.USAGE, "InvalidArgument"
             )
         wanted = out_format(args.format, args.output, kind)
-        with Target(args.output, source) as target:
+        with contextlib.ExitStack() as stack:
+            target = stack.enter_context(Target(args.output, source))
+            # Opened now: a name that cannot be written is told before the work, not after it.
+            tiles = _tile_target(args, source, stack)
             if kind in ("y4m", "raw"):
                 from pvrd.ctl.clip import enlarge_clip
 
@@ -229,6 +249,12 @@ def run(args: argparse.Namespace) -> int:
 
                 record = enlarge_picture(args, source, seen, wanted, target)
             target.finish()
+            if tiles is not None:
+                from pvrd.ctl.tile_picture import draw
+
+                picture = draw(record.pop("tile_map"), record["width"], record["height"])
+                tiles.write([memoryview(picture)])
+                tiles.finish()
     finally:
         if source:
             os.close(source)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,8 +123,42 @@ def test_a_text_that_cannot_be_calibrated_by(tmp_path: Path, capsys: Capture) ->
     source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
     short = tmp_path / "short.txt"
     short.write_text("a few words")
-    for text, said in ((short, "are the least"), (tmp_path / "none.txt", "cannot be read")):
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"\xe4" * 10000)
+    for text, said in (
+        (short, "are the least"), (tmp_path / "none.txt", "read: No such file or directory."),
+        (latin, "is not UTF-8"), (Path("/dev/zero"), "has more than 64 MiB"),
+    ):  # fmt: skip
         args = [str(source), "--weights", "q4", "--calibrate", str(text)]
         assert compile.main(args) == compile.NOT_RUN
         assert said in capsys.readouterr().err
     assert not (tmp_path / "m.pvrm").exists()
+
+
+def test_no_source_is_overwritten(tmp_path: Path, capsys: Capture) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
+    link = tmp_path / "link.gguf"
+    link.symlink_to(source)
+    folder = write_tokenizer_json(write_folder(tmp_path / "qwen3", CASES["qwen3"]))
+    weights = next(folder.glob("*.safetensors"))
+    before = source.read_bytes(), weights.read_bytes()
+    for given, target in ((source, source), (source, link), (folder, weights)):
+        assert compile.main([str(given), "-o", str(target)]) == compile.NOT_RUN
+        assert "would take its source's place" in capsys.readouterr().err
+    assert (source.read_bytes(), weights.read_bytes()) == before
+    assert compile.main([str(folder), "-o", str(folder / "own.pvrm")]) == compile.OK
+    assert compile.main([str(folder), "-o", str(folder / "own.pvrm")]) == compile.OK, "once more"
+    (tmp_path / "m.bin").write_bytes(b"of another network, under the same name")
+    assert compile.main([str(source), "-o", str(tmp_path / "m.bin")]) == compile.NOT_RUN
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert compile.main([str(source), "-o", str(fifo)]) == compile.FAILED
+    assert "no regular file" in capsys.readouterr().err
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+def test_rates_that_are_none(tmp_path: Path, capsys: Capture) -> None:
+    for rate in ("nan", "-1", "0", "inf", "many"):
+        with pytest.raises(SystemExit):
+            compile.main([str(tmp_path), "--profile", "phone", "--rate", rate])
+        assert "invalid number of GB/s value" in capsys.readouterr().err

@@ -237,6 +237,8 @@ def test_what_is_no_shader(tmp_path: Path) -> None:
             check(tmp_path / "t.comp", profiles.load("old"))
     with pytest.raises(BadShader, match=r"t\.comp:2: 'x' : undeclared"):
         check(tmp_path / "t.comp", profiles.load("old"))
+    with pytest.raises(BadShader, match="more than 16 MiB"):
+        check(Path("/dev/zero"), profiles.load("old"))
     with pytest.raises(ValueError, match="SPIR-V"):
         shader_flow.read(b"abc")
 

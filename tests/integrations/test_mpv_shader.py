@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,7 @@ def test_the_shader_is_one(tmp_path: Path) -> None:
     [
         ("nothing", "out.glsl", 5, "pvrd comes with balanced"),
         ("README.md", "out.glsl", 5, ""),
-        ("fast", "none/out.glsl", 1, "No such file"),
+        ("fast", "none/out.glsl", 1, "out.glsl cannot be written: No such file or directory."),
         (str(MODELS / "nsr-fast.pvrm"), str(MODELS / "nsr-fast.pvrm"), 5, "model's place"),
     ],
 )
@@ -148,6 +150,19 @@ def test_what_cannot_be_exported(
     assert word in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    done = pvrctl("export", "--mpv", "fast", pipe)
+    reader.join()
+    assert done.returncode == 0, done.stderr
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert read[0].startswith(b"// nsr-fast: x2")
 
 
 def test_usage(tmp_path: Path) -> None:

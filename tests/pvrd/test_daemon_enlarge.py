@@ -94,7 +94,7 @@ def test_smaller_networks(store: ModelStore, name: str, ratio: float, names: lis
 
 def test_tiles_are_drawn_as_large_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "tiles.png"
-    draw("3 2 40 30 2g1c1i2r", 100, 50, str(path))
+    path.write_bytes(draw("3 2 40 30 2g1c1i2r", 100, 50))
     with Image.open(path) as file:
         image = file.convert("RGB")
     assert image.size == (100, 50)
@@ -107,6 +107,6 @@ def test_tiles_are_drawn_as_large_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tile_map", ["", "4 3 10 10 2g"])
 def test_tiles_that_nobody_told_of_are_white(tmp_path: Path, tile_map: str) -> None:
     path = tmp_path / "tiles.png"
-    draw(tile_map, 40, 30, str(path))
+    path.write_bytes(draw(tile_map, 40, 30))
     with Image.open(path) as file:
         assert file.convert("RGB").getpixel((35, 25)) == (255, 255, 255)
