@@ -8,6 +8,7 @@ of the clients.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,12 +111,56 @@ def options(values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key not in OPTIONS:
             raise InvalidArgument(f"there is no option {key}")
-        kind = OPTIONS[key]
-        top = {"u": 1 << 32, "t": 1 << 64}.get(kind)
-        if top and not 0 <= int(value) < top:
-            raise InvalidArgument(f"{key} is out of range")
-        made[key] = V(kind, float(value) if kind == "d" else value)
+        kind, words = _KINDS[OPTIONS[key]]
+        try:
+            made[key] = V(OPTIONS[key], kind(value))
+        except OverflowError:
+            raise InvalidArgument(f"{key} is out of range") from None
+        except (AttributeError, TypeError, ValueError):
+            raise InvalidArgument(f"{key} has to be {words}") from None
     return made
+
+
+def _whole(bits: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        number = operator.index(value)
+        if number >> bits:  # below 0, too
+            raise OverflowError
+        return number
+
+    return check
+
+
+def _is(kind: type[T]) -> Callable[[Any], T]:
+    def check(value: Any) -> T:
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
+
+    return check
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        raise TypeError
+    return [_is(str)(text) for text in value]
+
+
+def _biases(value: Any) -> dict[int, float]:
+    token = _whole(32)
+    return {token(key): float(number) for key, number in value.items()}
+
+
+# What makes a value of a D-Bus type of any that fits, and words for what does.
+_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "u": (_whole(32), "a whole number"),
+    "t": (_whole(64), "a whole number"),
+    "d": (float, "a number"),
+    "b": (_is(bool), "true or false"),
+    "s": (_is(str), "a text"),
+    "as": (_texts, "a list of texts"),
+    "a{ud}": (_biases, "token numbers with numbers"),
+}
 
 
 def translate(error: BusError) -> PvrdError:

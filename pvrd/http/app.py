@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -310,6 +310,7 @@ def application(
             Refused: _pvrd_error,
             HTTPException: _http_error,
             Gone: _gone,
+            ClientDisconnect: _gone,  # before the request was whole
             Exception: _fault,
         },
     )

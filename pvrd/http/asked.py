@@ -91,9 +91,15 @@ def _number(body: Mapping[str, Any], key: str) -> float | None:
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _bad(key, "has to be a number")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of JSON has no bound
+        number = math.inf
+    if not math.isfinite(number):
+        raise _bad(key, "has to be a number")
+    return number
 
 
 def _integer(body: Mapping[str, Any], key: str) -> int | None:
@@ -131,10 +137,11 @@ def messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
         raise _bad("messages", "has to be a list of messages")
     out = []
     for n, message in enumerate(given):
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or role not in _ROLES:
             raise _bad(f"messages[{n}].role", f"has to be one of {', '.join(_ROLES)}")
         content = _text(message.get("content"), f"messages[{n}].content")
-        out.append({"role": _ROLES[message["role"]], "content": content})
+        out.append({"role": _ROLES[role], "content": content})
     return out
 
 
@@ -197,7 +204,7 @@ def _bias(body: Mapping[str, Any]) -> dict[int, float] | None:
         return None
     try:
         return {int(key): float(value) for key, value in given.items()}
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, OverflowError, TypeError, ValueError):
         raise _bad("logit_bias", "has to be token numbers with numbers") from None
 
 

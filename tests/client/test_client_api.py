@@ -36,8 +36,24 @@ def test_values_are_held_to_their_types() -> None:
         "kv": "s", "top_p": "d", "seed": "t",
     }  # fmt: skip
     assert plain(made) == {"kv": "q8", "top_p": 1.0, "seed": (1 << 64) - 1}
-    for wrong in ({"context": -1}, {"context": 1 << 32}, {"seed": 1 << 64}):
+    for wrong in (
+        {"context": -1}, {"context": 1 << 32}, {"seed": 1 << 64}, {"temperature": 10**400},
+        {"logit_bias": {-1: 1.0}}, {"logit_bias": {1 << 32: 1.0}}, {"logit_bias": {1: 10**400}},
+    ):  # fmt: skip
         with pytest.raises(InvalidArgument, match="out of range"):
             options(wrong)
+    for key, value, words in (
+        ("context", 2.5, "a whole number"), ("context", "16", "a whole number"),
+        ("top_p", "high", "a number"), ("top_p", [], "a number"), ("top5", 1, "true or false"),
+        ("model", 5, "a text"), ("model", b"x", "a text"), ("stop", "x", "a list of texts"),
+        ("stop", ["x", 5], "a list of texts"), ("stop", 5, "a list of texts"),
+        ("logit_bias", [1], "token numbers with numbers"),
+        ("logit_bias", {"x": 1}, "token numbers with numbers"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match=f"{key} has to be {words}"):
+            options({key: value})
+    assert plain(options({"stop": ("a", "b"), "logit_bias": {5: 1}})) == {
+        "stop": ["a", "b"], "logit_bias": {5: 1.0},
+    }  # fmt: skip
     with pytest.raises(InvalidArgument, match="there is no option colour"):
         options({"colour": "red"})

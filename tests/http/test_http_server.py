@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from pvrd.client import Client
 from tests.buses import until as wait_for
-from tests.http.conftest import Server
+from tests.http.conftest import Server, serving
 
 pytestmark = pytest.mark.bus
 PICTURE = {"role": "user", "content": [{"type": "image_url"}]}
@@ -109,6 +110,11 @@ def test_the_token_is_ones_own(server: Server, tmp_path: Path) -> None:
         ({"model": "default", "messages": SLOW, "tools": [{}]}, "tools"),
         ({"model": "default", "messages": SLOW, "temperature": "hot"}, "temperature"),
         ({"model": "default", "messages": SLOW, "temperature": 1e999}, "temperature"),
+        ({"model": "default", "messages": SLOW, "temperature": 10**400}, "temperature"),
+        ({"model": "default", "messages": [{"role": ["user"], "content": "x"}]}, "role"),
+        ({"model": "default", "messages": SLOW, "logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"model": "default", "messages": SLOW, "logit_bias": {"4294967296": 1}}, "logit_bias"),
+        ({"model": "default", "messages": SLOW, "logit_bias": {"1": 10**400}}, "logit_bias"),
         ({"model": "default", "messages": SLOW, "max_tokens": -1}, "max_tokens"),
         ({"model": "default", "messages": SLOW, "max_tokens": 1 << 70}, "max_tokens"),
         ({"model": "default", "messages": SLOW, "stream": "yes"}, "stream"),
@@ -148,6 +154,23 @@ def test_a_client_that_goes_cancels_its_job(server: Server, bus: str, stream: bo
             reply.close()
         connection.close()
         wait_for(lambda: watcher.statistics()["jobs"]["cancelled"] > before, "the cancelling")
+
+
+def test_a_client_that_goes_before_it_has_asked_is_no_fault(
+    bus: str, start: Any, tmp_path: Path
+) -> None:
+    start()
+    with serving(bus, tmp_path) as own:
+        place = urlsplit(own.base)
+        with socket.create_connection((place.hostname, place.port)) as connection:
+            connection.sendall(
+                f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer"
+                f" {own.token}\r\nContent-Length: 50\r\n\r\n{{".encode()
+            )
+        assert ask(own)[0] == 200
+        own.process.terminate()
+        assert own.process.stderr is not None
+        assert own.process.stderr.read() == ""
 
 
 def test_more_than_there_are_places_for(server: Server) -> None:
