@@ -95,7 +95,7 @@ PVR_INLINE void multiply(const pvr_call *call, const work *w, const group *g, co
     else if (fmt == PVR_Q8)
         weights_tile_q8(at, blocks, quants, width, sums);
     else
-        weights_tile_f16(at, k, row, width, sums);
+        weights_tile_f16(at, k, row, width, (uintptr_t)at + WEIGHTS_AHEAD, WEIGHTS_K, sums);
     for (size_t j = 0; j < width && j < g->n; j++) {
         float *to = y + (add ? pair[j] / used : pair[j]) * ldy + tile * LANES;
         weights_store(to, add ? vf_mul(sums[j], share[j]) : sums[j], LANES, (uint32_t)add);

@@ -16,6 +16,8 @@ enum {
     WEIGHTS_Q4 = 80,    /* words of a tile and block */
     WEIGHTS_Q8 = 144,
     WEIGHTS_F16 = 256,
+    WEIGHTS_K = 2 * LANES, /* bytes of a tile's k in halves */
+    WEIGHTS_AHEAD = 4096,  /* bytes of halves from memory that are fetched before they are needed */
 #if defined(PVR_AVX512)
     WEIGHTS_TOKENS = 8, /* tokens of matmul's inner block: what the registers hold sums for */
 #else
@@ -321,13 +323,17 @@ PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8
 
 #endif
 
-/* The same for halves, with the activations as they are: x[t] is token t's row. */
+/* The same for halves, with the activations as they are: x[t] is token t's row. Meanwhile the cache
+ * fetches what lies at `ahead`, `step` bytes for each k: with several tokens a line of weights lasts so
+ * long that the CPU's own prefetching comes too late, and with one or two it does better alone. */
 PVR_INLINE void weights_tile_f16(const uint32_t *tile, size_t k, const float *const *x,
-                                 size_t tokens, vf *sums) {
+                                 size_t tokens, uintptr_t ahead, size_t step, vf *sums) {
     const uint16_t *w = (const uint16_t *)tile;
     for (size_t t = 0; t < tokens; t++)
         sums[t] = vf_set1(0);
-    for (size_t i = 0; i < k; i++, w += LANES) {
+    for (size_t i = 0; i < k; i++, w += LANES, ahead += step) {
+        if (tokens > 2)
+            __builtin_prefetch((const void *)ahead);
         vf column = vf_half(w);
 #pragma GCC unroll 8
         for (size_t t = 0; t < tokens; t++)

@@ -35,6 +35,13 @@ multiply(pvr_team *team, const pvr_call *call, const size_t width) {
         pvr_barrier(team);
     }
 
+    /* Halves: one after the other the groups fetch a part each of the next tile, or a single one what
+     * it needs soon itself. */
+    size_t parts = 1;
+    while (2 * parts <= groups && parts < WEIGHTS_K)
+        parts *= 2;
+    const size_t step = WEIGHTS_K / parts;
+
     const size_t tile_words = blocks * weights_block_words(fmt);
     size_t begin, end;
     pvr_split(team, (n + LANES - 1) / LANES, &begin, &end);
@@ -53,7 +60,10 @@ multiply(pvr_team *team, const pvr_call *call, const size_t width) {
                     *row[WEIGHTS_TOKENS]; /* past the last token: the last once more, not stored */
                 for (size_t j = 0; j < width; j++)
                     row[j] = x + (first + j < tokens ? first + j : tokens - 1) * k;
-                weights_tile_f16(at, k, row, width, sums);
+                uintptr_t ahead = (uintptr_t)at;
+                if (group < parts)
+                    ahead += parts > 1 ? (k * WEIGHTS_K + group * k * step) : WEIGHTS_AHEAD;
+                weights_tile_f16(at, k, row, width, ahead, group < parts ? step : 0, sums);
             }
             for (size_t j = 0; j < width && first + j < tokens; j++)
                 weights_store(y + (first + j) * ldy + tile * LANES, sums[j], rows, accumulate);
