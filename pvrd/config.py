@@ -149,6 +149,7 @@ class Config:
         return tuple(self.values[key])
 
 
+MOST_BYTES = 1 << 20  # of a file
 SECTIONS = frozenset(key.partition(".")[0] for key in KEYS)
 
 
@@ -235,7 +236,11 @@ def load(paths: Paths, file: Path | None = None) -> Config:
 
 def _read(path: Path, needed: bool) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+        tables = tomllib.loads(data.decode("utf-8"))
     except FileNotFoundError:
         if needed:
             raise ConfigError(f"{path}: there is no such file") from None

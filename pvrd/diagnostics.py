@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -91,6 +92,7 @@ async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
         else:
             add = "add one: `pvrctl models add FILE`"
             out.append(_fact("models", "warning", f"no model for {kind}", "no_model", add))
+    out += _named_in_vain(core)
     for warning in core.config.warnings:
         remedy = "correct or remove the key, then reload"
         out.append(_fact("config", "warning", warning, "unknown_key", remedy))
@@ -100,6 +102,29 @@ async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
         else:
             text = "polkit does not answer: models, configuration and high priority are denied"
             out.append(_fact("polkit", "warning", text, "no_polkit", "install polkitd"))
+    return out
+
+
+def _named_in_vain(core: Core) -> list[Any]:
+    """Of the configuration: models, folders and accounts that are not there."""
+    out = []
+    models = core.store.all()
+    for kind in ("text", "video"):
+        if wrong := core.store.wrong_default(models, kind):
+            remedy = f"`pvrctl config set models.{kind}=NAME`; `pvrctl models` lists the names"
+            out.append(_fact("models", "warning", wrong, "no_such_model", remedy))
+    for folder in core.config.texts("models.paths"):
+        try:
+            os.scandir(folder).close()
+        except (OSError, ValueError) as e:
+            why = e.strerror if isinstance(e, OSError) else "it is no path"
+            text = f"models.paths names {folder}: {why}"
+            remedy = "name a folder that pvrd may read, from / on, then reload"
+            out.append(_fact("models", "warning", text, "no_folder", remedy))
+    for account in core.polkit.unknown_accounts():
+        text = f"access.accounts names {account}, which is no account here"
+        remedy = "correct or remove it, then reload"
+        out.append(_fact("config", "warning", text, "no_account", remedy))
     return out
 
 

@@ -208,5 +208,5 @@ def connect(path: str) -> socket.socket:
         sock.connect(path)
     except OSError as e:
         sock.close()
-        raise DeviceLost(f"{path} does not answer: {e.strerror}") from None
+        raise DeviceLost(f"{path} does not answer: {e.strerror or e}") from None
     return sock

@@ -125,13 +125,20 @@ class ModelStore:
         except UnknownModel:
             return ""
 
-    def _default(self, models: dict[str, Model], kind: str, scale: int) -> Model:
+    def wrong_default(self, models: dict[str, Model], kind: str) -> str:
+        """What is wrong with the model that the configuration names, "" for nothing."""
         wanted = self.config.text(f"models.{kind}")
+        if not wanted or (wanted in models and models[wanted].kind == kind):
+            return ""
+        what = f"is for {models[wanted].kind}" if wanted in models else "is not there"
+        return f"models.{kind} names {wanted[:64]}, which {what}"
+
+    def _default(self, models: dict[str, Model], kind: str, scale: int) -> Model:
         of_kind = [m for m in models.values() if m.kind == kind]
-        if wanted:
-            if wanted in models and models[wanted].kind == kind:
-                return models[wanted]
-            raise UnknownModel(f"models.{kind} names {wanted}, which is not there")
+        if wrong := self.wrong_default(models, kind):
+            raise UnknownModel(f"{wrong}; name another: pvrctl config set models.{kind}=NAME")
+        if wanted := self.config.text(f"models.{kind}"):
+            return models[wanted]
         if not of_kind:
             how = "add one: pvrctl models add FILE"
             raise UnknownModel(f"there is no model for {kind}; {how}")

@@ -91,14 +91,18 @@ class Polkit:
             raise NotAuthorized(f"polkit does not allow {action}{hint}")
 
     def _admitted(self, uid: int) -> bool:
-        for account in self._accounts():
-            if account.isdecimal() and account.isascii():
-                found = int(account)
-            else:
-                try:
-                    found = pwd.getpwnam(account).pw_uid
-                except (KeyError, ValueError):
-                    continue
-            if found == uid:
-                return True
-        return False
+        return any(_uid_of(account) == uid for account in self._accounts())
+
+    def unknown_accounts(self) -> list[str]:
+        """Those of access.accounts that this machine does not know."""
+        return [account for account in self._accounts() if _uid_of(account) is None]
+
+
+def _uid_of(account: str) -> int | None:
+    """Of a name or a UID; None: there is no such account."""
+    if account.isdecimal() and account.isascii():
+        return int(account)
+    try:
+        return pwd.getpwnam(account).pw_uid
+    except (KeyError, ValueError):
+        return None

@@ -17,6 +17,7 @@ import pytest
 
 from pvrd import __version__
 from pvrd.bus_values import V, plain
+from pvrd.config import ConfigError, Paths, load
 from tests.buses import started_bus
 
 pytestmark = pytest.mark.bus
@@ -65,6 +66,38 @@ def test_configuration_over_the_bus(start: Any, callers: Any, lines: Any) -> Non
     caller.call("SetConfig", "a{sv}", [{"gpu.enabled": V("b", True)}])
     caller.state("gpu")
     assert again.stop() == 0
+
+
+def test_what_the_configuration_names_in_vain_is_told(
+    start: Any, callers: Any, tmp_path: Path
+) -> None:
+    start({
+        "models.text": "fake-x2", "models.video": "gone", "access.accounts": ["0", "no such one"],
+        "models.paths": [str(tmp_path), str(tmp_path / "none"), "~/models", __file__],
+    })  # fmt: skip
+    caller = callers()
+    facts = plain(caller.call("GetDiagnostics").body[0])
+    told = {f["message"]: f["code"] for f in facts if f["status"] == "warning" and f["remedy"]}
+    wanted = {
+        "models.text names fake-x2, which is for video": "no_such_model",
+        "models.video names gone, which is not there": "no_such_model",
+        f"models.paths names {tmp_path}/none: No such file or directory": "no_folder",
+        "models.paths names ~/models: No such file or directory": "no_folder",
+        f"models.paths names {__file__}: Not a directory": "no_folder",
+        "access.accounts names no such one, which is no account here": "no_account",
+    }
+    assert wanted.items() <= told.items()
+    assert not any(f"{tmp_path}:" in message for message in told)
+    name, text = caller.fails("OpenText", "a{sv}", [{}])
+    assert (name, text.partition(";")[0]) == (
+        "UnknownModel", "models.text names fake-x2, which is for video",
+    )  # fmt: skip
+    assert caller.open_text(model="fake-text")
+
+
+def test_a_configuration_without_an_end(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="it has more than 1 MiB"):
+        load(Paths(tmp_path, tmp_path, tmp_path), Path("/dev/zero"))
 
 
 def test_hangup_keeps_sessions(start: Any, callers: Any, lines: Any, until: Any) -> None:
