@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import kernels
+from engine.backends import cpu
 from kernels import weights
 from kernels.contract import FORMATS
 from kernels.matmul.op import tile
@@ -242,8 +243,6 @@ def test_matmul_of_several_tiles(runner: Runner, fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", FMTS)
 def test_matvec_is_the_same_on_any_number_of_threads(fmt: str) -> None:
-    from engine.backends import cpu
-
     rng = np.random.default_rng(9)
     arrays = {
         "w": random_weights(fmt, 77, 256, 4),
@@ -258,6 +257,31 @@ def test_matvec_is_the_same_on_any_number_of_threads(fmt: str) -> None:
         backend.close()
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("fmt", FMTS)
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_a_token_is_multiplied_as_it_is_alone(fmt: str, isa: str) -> None:
+    """Sessions are put together and prompts cut as it suits: not a bit may depend on that."""
+    n, k, most = 37, 96, 150
+    x = np.random.default_rng(3).normal(size=(most, k)).astype(np.float32)
+    push = {"fmt": FORMATS[fmt], "n": n, "k": k, "accumulate": 1, "y0": 0, "ldy": n}
+    packed = random_weights(fmt, n, k, seed=5)
+    backend, before = cpu.CpuBackend(threads=3), cpu.isa()
+
+    def rows(first: int, tokens: int) -> Floats:
+        arrays = {"w": packed, "x": x[first : first + tokens], "y": np.ones((tokens, n), "f")}
+        return Runner(backend, isa).run("matmul", fmt, push, arrays, (tokens, 0, 0), tokens)["y"]
+
+    try:
+        whole = rows(0, most)
+        for tokens in (1, 2, 3, 4, 5, 8, 9, 17, 40, 131):
+            for first in (0, most - tokens):
+                got = rows(first, tokens)
+                np.testing.assert_array_equal(got, whole[first : first + tokens], f"{tokens}")
+    finally:
+        cpu.set_isa(before)
+        backend.close()
 
 
 @pytest.mark.parametrize("fmt", FMTS)
