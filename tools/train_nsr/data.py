@@ -75,12 +75,14 @@ class Photographs:
     text (PNG) in one.
     """
 
-    def __init__(self, paths: list[Path], device: torch.device) -> None:
+    def __init__(
+        self, paths: list[Path], device: torch.device, sizes: tuple[float, ...] = SIZES
+    ) -> None:
         self.device = device
         self.pictures: list[Tensor] = []
         for path in paths:
             rgb = read_rgb(path).to(device)
-            for size in SIZES if path.suffix == ".jpg" else SIZES[:1]:
+            for size in sizes if path.suffix == ".jpg" else (1.0,):
                 x = rgb
                 if size != 1.0:
                     small = [int(s * size) for s in rgb.shape[1:]]
@@ -95,6 +97,19 @@ class Photographs:
             yield x, shrink(x, scale).clamp(0, 255).round()
 
 
+class Taught:
+    """Pairs that teach.py made: FOLDER/image_SRF_<scale>/NAME_LR.png and NAME_HR.png."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.folder, self.device = folder, device
+
+    def pairs(self, scale: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """As Photographs.pairs."""
+        for small in sorted((self.folder / f"image_SRF_{scale}").glob("*_LR.png")):
+            large = small.with_name(small.name.replace("_LR", "_HR"))
+            yield read_rgb(large).to(self.device), read_rgb(small).to(self.device)
+
+
 class Planes:
     """Pairs of planes (high, low) in two flat uint8 tensors, for chroma with the low luma in a
     third. A row of `table` is a part of a picture: where high, low and luma begin, first row and
@@ -104,7 +119,7 @@ class Planes:
 
     def __init__(
         self,
-        photographs: Photographs,
+        photographs: Photographs | Taught,
         scale: int,
         siting: str,
         least: int,

@@ -135,7 +135,7 @@ class Nsr(nn.Module):
             for a, _ in (s for s in self.shape.skip if s[1] == i):
                 m = i - a
                 f = f + kept[a][:, :, m:-m, m:-m]
-            f = bias_prelu(f, b, slope)
+            f = bias_prelu(f, b, slope).to(dtype)
             if any(s[0] == i for s in self.shape.skip):
                 kept[i] = f
         last = self.last.kernels()[0].to(dtype).contiguous(memory_format=torch.channels_last)

@@ -3,8 +3,9 @@
 
     python train.py --data FOLDER --out FOLDER --networks nsr-fast,nsr-fast-x4 --minutes 9
                     [--resume] [--rate 0.5] [--start FOLDER] [--bench FOLDER ...] [--smoke]
+                    [--taught] [--bfloat16]
 
---data holds pictures (a list of those used goes to the log); --bench folders hold
+--data holds pictures, or, with --taught, pairs that teach.py made; --bench folders hold
 image_SRF_<scale>/NAME_HR.png and NAME_LR.png, which are only measured, never trained on and never
 used to choose weights: the average of the weights at the end is what counts. The learning rate
 follows the clock, so a run ends `minutes` after its start, preparation included. OUT gets NAME.npz
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from data import Benchmark, Crops, Photographs, Planes
+from data import Benchmark, Crops, Photographs, Planes, Taught
 from degrade import codec
 from family import NETWORKS, Network
 from net import Nsr
@@ -50,6 +51,8 @@ def parse() -> argparse.Namespace:
     p.add_argument("--minutes", type=float, default=9)
     p.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
     p.add_argument("--resume", action="store_true")
+    p.add_argument("--taught", action="store_true", help="--data holds pairs of teach.py")
+    p.add_argument("--bfloat16", action="store_true", help="on CPUs, too (those that can)")
     p.add_argument("--smoke", action="store_true", help="two pictures, a few steps: does it run?")
     return p.parse_args()
 
@@ -59,7 +62,8 @@ class Trainer:
     is CUDA.
     """
 
-    def __init__(self, network: Network, planes: Planes) -> None:
+    def __init__(self, network: Network, planes: Planes, half: bool) -> None:
+        """`half`: layers may run in bfloat16."""
         self.network, self.device = network, planes.device
         torch.manual_seed(network.seed)
         self.net = Nsr(network.shape).to(self.device)
@@ -79,7 +83,7 @@ class Trainer:
             fused=self.cuda,
         )
         self.loss = torch.zeros((), device=self.device)
-        self.dtype = torch.bfloat16 if network.half and self.cuda else torch.float32
+        self.dtype = torch.bfloat16 if network.half and half else torch.float32
         self.exact = False
         self.steps = 0
 
@@ -139,9 +143,14 @@ class Run:
         self.lock = threading.Lock()
         self.measuring = threading.Lock()
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        paths = sorted(p for p in args.data.iterdir() if p.suffix in (".jpg", ".png"))
+        found = args.data.rglob("*_HR.png") if args.taught else args.data.iterdir()
+        paths = sorted(p for p in found if p.suffix in (".jpg", ".png"))
         self.paths = [paths[0], paths[-1]] if args.smoke else paths
-        photographs = Photographs(self.paths, self.device)
+        photographs: Photographs | Taught
+        if args.taught:
+            photographs = Taught(args.data, self.device)
+        else:
+            photographs = Photographs(self.paths, self.device)
         networks = [NETWORKS[name] for name in args.networks.split(",")]
         least = max(n.patch for n in networks)
         kinds = {(n.shape.scale, n.shape.siting) for n in networks}
@@ -153,7 +162,8 @@ class Run:
         torch.backends.cudnn.benchmark = True
         self.trainers = []
         for n in networks:
-            trainer = Trainer(n, self.planes[n.shape.scale, n.shape.siting])
+            half = self.device.type == "cuda" or args.bfloat16
+            trainer = Trainer(n, self.planes[n.shape.scale, n.shape.siting], half)
             trainer.capture()
             self.trainers.append(trainer)
         # Everything that trains is captured by now; what is left to run is measuring.
