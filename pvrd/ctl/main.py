@@ -142,6 +142,17 @@ def _standard_streams() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+def _let_go(broken: KeyboardInterrupt) -> None:
+    """Collects what was broken off, which may be half made and then complains, here and quietly."""
+    import traceback
+
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        traceback.clear_frames(broken.__traceback__)
+    finally:
+        sys.unraisablehook = hook
+
+
 def _discard_output() -> None:
     # What is still buffered must not fail once more when Python ends.
     with open(os.devnull, "wb") as nowhere:
@@ -161,7 +172,8 @@ def main(argv: list[str] | None = None) -> int:
         code = int(args.run(args))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as broken:
+        _let_go(broken)
         return errors.INTERRUPTED
     except SystemExit as done:
         # argparse printed a help text.

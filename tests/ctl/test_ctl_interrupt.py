@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from pvrd.client import Client, NoDaemon
+from pvrd.ctl import status
+from pvrd.ctl.main import main
 
 _EARLY = """
 import os, signal, sys
@@ -72,3 +74,20 @@ def test_a_call_that_was_broken_off_ends_the_connection(fake) -> None:
     with pytest.raises(NoDaemon):
         client.properties()
     client.close()
+
+
+def test_ctrl_c_in_the_making_of_something_is_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loop of asyncio that is half made cannot be closed, which it tries when it is collected."""
+
+    class HalfMade:
+        def __init__(self) -> None:
+            raise KeyboardInterrupt
+
+        def __del__(self) -> None:
+            raise AttributeError("what __init__ did not come to")
+
+    monkeypatch.setattr(status, "run", lambda _args: HalfMade())
+    assert main(["status"]) == 130
+    assert capsys.readouterr() == ("", "")
