@@ -123,7 +123,7 @@ class Life(ABC):
         """
         if blame:
             self._past.blame(reason)
-        if not self._resting:
+        if not self._resting and self.state not in ("absent", "disabled"):
             systemd.log(
                 systemd.INFO, f"the {self.kind} worker is ended: {reason}",
                 MESSAGE_ID=systemd.MESSAGE_WORKER_RESTS, PVRD_DEVICE=self.kind, PVRD_REASON=reason,

@@ -243,3 +243,17 @@ def test_an_idle_daemon_wakes_less_than_once_a_second(start: Any, caller: Any) -
     before, began = switches(), time.monotonic()
     time.sleep(20.0)
     assert switches() - before < time.monotonic() - began
+
+
+def test_where_there_is_no_gpu_worker_a_hold_ends_none(
+    start: Any, callers: Any, until: Any
+) -> None:
+    daemon = start({"gpu.enabled": False})
+    caller = callers()
+    caller.state("cpu")
+    fd = hold(caller)
+    until(lambda: caller.get("Decision")["release"], "the decision")
+    os.close(fd)
+    until(lambda: not caller.get("Decision")["release"], "its end")
+    assert device(caller)["state"] == "disabled"
+    assert "worker is ended" not in daemon.text()
