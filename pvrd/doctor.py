@@ -64,7 +64,11 @@ def daemon(facts: Facts) -> Finding:
             "daemon",
             False,
             f"pvrd {version} runs, but can do no work.",
-            str(facts.daemon.get("reason", "")),
+            "; ".join(
+                f"{device.get('kind', '?')}: {device['reason']}"
+                for device in facts.daemon.get("devices", ())
+                if device.get("reason")
+            ),
             "Read `journalctl -u pvrd -b`; a worker that cannot start says there why.",
         )
     return Finding("daemon", True, f"pvrd {version} answers.")

@@ -106,8 +106,8 @@ def main() -> int:
     """The program. Exit codes: 0; 1 it cannot start; 2 usage."""
     parser = _arguments()
     args = parser.parse_args()
-    if not 1 <= args.sessions <= 64 or args.context < 1:
-        parser.error("--sessions is 1 to 64, --context at least 1")
+    if not 1 <= args.sessions <= 64 or not 16 <= args.context <= 1 << 20:
+        parser.error("--sessions is 1 to 64, --context 16 to 1048576")
     try:
         secret = token.read(token.path(), renew=args.new_token)
         if args.print_token or args.new_token:

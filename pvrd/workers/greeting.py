@@ -37,7 +37,8 @@ def greet(
             opened = opener(kind, config)
     except Exception as e:  # a driver may fail in any way; there is an answer all the same
         report(e)
-        opened = devices.Opened(None, "the device could not be opened", "failed")
+        why = " ".join(str(e).split())[:200] or type(e).__name__  # no prompt was here yet
+        opened = devices.Opened(None, f"the device could not be opened: {why}", "failed")
     backend, described = opened.backend, None
     if backend is not None:
         described = devices.describe(backend.info, devices.quarantined(backend))

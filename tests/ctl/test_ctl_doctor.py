@@ -351,6 +351,17 @@ def test_a_worker_that_failed(machine: Machine) -> None:
     assert "vkCreateDevice" in found.why
 
 
+def test_no_worker_at_all(machine: Machine) -> None:
+    gpu = {"kind": "gpu", "code": "no_render_node", "reason": "there is no render node"}
+    cpu = {"kind": "cpu", "code": "failed", "reason": "the device could not be opened: no libgomp"}
+    state = {"Version": "1", "State": "failed", "Reason": gpu["reason"], "Devices": [gpu, cpu]}
+    found = machine.diagnose(daemon_facts(state, []))["daemon"]
+    assert found.ok is False
+    assert found.why == (
+        "gpu: there is no render node; cpu: the device could not be opened: no libgomp"
+    )
+
+
 def test_what_else_the_daemon_says(machine: Machine) -> None:
     board(machine, BXS, "BXS-4-64")
     state = daemon()

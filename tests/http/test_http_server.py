@@ -87,6 +87,9 @@ def test_the_token_is_ones_own(server: Server, tmp_path: Path) -> None:
     own.chmod(0o600)
     own.write_text("short")
     assert "holds no token" in program("--print-token").stderr
+    for wrong in (["--sessions", "0"], ["--context", "15"], ["--context", "1048577"]):
+        said = program(*wrong)
+        assert (said.returncode, "--context 16 to 1048576" in said.stderr) == (2, True)
     gone = program("--bus", f"unix:path={tmp_path}/none", "--new-token")
     assert gone.returncode == 0
     gone = program("--bus", f"unix:path={tmp_path}/none", "--port", "0")

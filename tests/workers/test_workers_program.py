@@ -46,6 +46,8 @@ def test_without_a_device_it_says_why_and_waits_for_the_end(peer: Start) -> None
 def test_malformed_fault_is_no_device(peer: Start) -> None:
     worker = peer("cpu", faults=["cpu:melt"])
     assert worker.hello["device"] is None
+    assert worker.hello["reason"].startswith("the device could not be opened: ")
+    assert "melt" in worker.hello["reason"]
 
 
 @pytest.mark.parametrize("fault", ["device_lost:9", "nan:9"])
