@@ -14,6 +14,11 @@ on the same device, at its best flags (benchmarks/llama_peer.py, text_gpu.py), i
 Its energy is what two more repetitions take. `gpu against cpu` holds our GPU against our CPU. With
 `--clock cpu` CPU rows are milliseconds of all threads on CPUs: what other programs on the machine
 change less; what the copy rate allows is then no share of theirs.
+
+Rows `SHAPE WEIGHTS PHASE cpu onnxruntime` hold ours, run once more, against onnxruntime with the
+same weights at its best settings (benchmarks/onnx_peer.py), in turn, when llama.cpp has ended: so
+that two models are in memory at a time, not three. Its tokens are decoded behind the prompt like
+ours, those of llama.cpp behind one token. Where it cannot run them the record says why.
 """
 
 from __future__ import annotations
@@ -25,8 +30,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import common, energy, peers, text_cpu, text_gpu
+from benchmarks import common, energy, onnx_model, onnx_peer, peers, text_cpu, text_gpu
 from benchmarks.llama_peer import CLOCKS, LlamaPeer, Stopwatch, Took
+from benchmarks.onnx_peer import OnnxPeer
 from engine import bench_probe
 from engine.backends.base import Backend
 from engine.backends.cpu import CpuBackend
@@ -41,6 +47,16 @@ PREFILL, DECODE = f"prefill{PROMPT}", "decode"
 PeerTimes = Callable[[str, int], list[Took]]  # phase, repeats -> seconds a token of each
 
 _meter: energy.Meter | None = None
+_onnx: dict[str, str] = {}  # how onnxruntime ran a model, or why it did not
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What ours is held against; rows of one that is `apart` end in that, too."""
+
+    name: str
+    times: PeerTimes
+    apart: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +105,7 @@ def _device_rows(
     title: str,
     device: str,
     file: Path,
-    peer: PeerTimes | None,
+    peer: Peer | None,
     repeats: int,
     clock: str,
 ) -> Iterator[common.Row]:
@@ -103,34 +119,35 @@ def _device_rows(
     for _ in range(repeats):
         runs.append(once(state))
         for phase in others if peer else ():
-            others[phase] += peer(phase, 1)
+            others[phase] += peer.times(phase, 1)
     state.close()
     model.close()
     shape, weights = title.split()
-    nbytes = random_gguf.token_bytes(random_gguf.SHAPES[shape], weights)
-    copy = bench_probe.measure(backend, quick=True).copy
-    peer_name = "llama.cpp" if peer else "no peer"
+    peer_name, apart = (peer.name, peer.apart) if peer else ("no peer", "")
     for phase, tokens in ((PREFILL, PROMPT), (DECODE, NEW)):
         mine = 1e3 * statistics.median(run[phase].took.by(clock) for run in runs)
         times = [took.by(clock) for took in others[phase]]
         theirs = 1e3 * statistics.median(times) if times else None
-        name = f"{title} {phase} {device}"
+        name = f"{title} {phase} {device}{apart}"
         unit = "ms / token" if clock == "wall" else "ms / token of CPU"
         yield common.row(name, unit, mine, theirs, peer_name)
         spent = [run[phase].joules for run in runs]
         if known := [j for j in spent if j is not None]:
-            other = _peer_joules(lambda n, p=phase: peer(p, n), tokens) if peer else None  # type: ignore[misc]
+            other = None
+            if peer:
+                other = _peer_joules(lambda n, p=phase: peer.times(p, n), tokens)  # type: ignore[misc]
             ratio = other / statistics.median(known) if other else None
             yield common.Row(
                 f"{name} energy", "J / token", statistics.median(known), other, peer_name, ratio
             )
-        if phase == DECODE and clock == "wall":
-            part = 100 * nbytes / copy * 1e3
+        if phase == DECODE and clock == "wall" and not apart:
+            nbytes = random_gguf.token_bytes(random_gguf.SHAPES[shape], weights)
+            part = 1e5 * nbytes / bench_probe.measure(backend, quick=True).copy
             share = None if theirs is None else part / theirs
             yield common.row(f"{name} bandwidth", "% of copy rate", part / mine, share, peer_name)
 
 
-def _cpu_peer(peer: LlamaPeer) -> PeerTimes:
+def _cpu_peer(peer: LlamaPeer | OnnxPeer) -> PeerTimes:
     names = {PREFILL: PREFILL, DECODE: f"{DECODE}{NEW}"}
     peer.choose(list(names.values()))
 
@@ -142,7 +159,24 @@ def _cpu_peer(peer: LlamaPeer) -> PeerTimes:
     return times
 
 
-def _gpu_peer(file: Path, software: bool, repeats: int) -> PeerTimes | None:
+def _onnx_rows(cpu: Backend, title: str, file: Path, args: argparse.Namespace) -> list[common.Row]:
+    """The rows beside onnxruntime; none where it cannot run the model, and why is noted."""
+    shape, weights = title.split()
+    try:
+        version = onnx_peer.version()
+        models = onnx_model.write(file, random_gguf.SHAPES[shape], weights, peers.cache())
+        with OnnxPeer(models, args.threads, args.clock) as onnx:
+            peer = Peer(f"onnxruntime {version}", _cpu_peer(onnx), " onnxruntime")
+            rows = list(_device_rows(cpu, title, "cpu", file, peer, args.repeats, args.clock))
+            ways = "; ".join(f"{phase}: {way}" for phase, way in onnx.best.items())
+            _onnx[title] = f"{version}, {ways}"
+            return rows
+    except onnx_model.Missing as error:
+        _onnx[title] = f"not measured: {error}"
+        return []
+
+
+def _gpu_peer(file: Path, software: bool, repeats: int) -> Peer | None:
     folder = peers.llama_vulkan()
     if folder is None:
         return None
@@ -153,7 +187,7 @@ def _gpu_peer(file: Path, software: bool, repeats: int) -> PeerTimes | None:
         way = best[phase][1]
         return [Took(1 / rate, 0.0) for rate in peer.samples([phase], way, repeats)[phase, way]]
 
-    return times
+    return Peer("llama.cpp", times)
 
 
 def _gpu(software: bool) -> Backend | None:
@@ -170,15 +204,15 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     meter()
     shape = args.shape or ("smollm2-135m" if args.quick else "phi3-mini")
     kinds = args.weights or (["q4_0"] if args.quick else ["q4_0", "q8_0"])
-    repeats = args.repeats or (1 if args.quick else 5)
+    repeats = args.repeats = args.repeats or (1 if args.quick else 5)
     cpu, gpu = CpuBackend(args.threads), _gpu(args.software)
     rows: list[common.Row] = []
     for weights in kinds:
         title, file = f"{shape} {weights}", text_cpu.model_file(shape, weights)
         with LlamaPeer(file, args.threads, args.clock) as llama:
-            side = _cpu_peer(llama)
+            side = Peer("llama.cpp", _cpu_peer(llama))
             mine = list(_device_rows(cpu, title, "cpu", file, side, repeats, args.clock))
-        rows += mine
+        rows += mine + _onnx_rows(cpu, title, file, args)
         if gpu is None:
             continue
         peer = _gpu_peer(file, gpu.info.software, repeats)
@@ -196,8 +230,10 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
 
 
 def facts() -> dict[str, str]:
-    """How energy is known, and the peer's version and flags."""
-    return {"energy": str(meter()), "peer": peers.llama_words()}
+    """How energy is known, and the peers' versions and settings."""
+    onnx = {f"onnxruntime, {title}": words for title, words in _onnx.items()}
+    settings = {"onnxruntime": onnx_peer.SETTINGS}
+    return {"energy": str(meter()), "peer": peers.llama_words()} | settings | onnx
 
 
 def options(parser: argparse.ArgumentParser) -> None:
