@@ -325,7 +325,8 @@ PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8
 
 /* The same for halves, with the activations as they are: x[t] is token t's row. Meanwhile the cache
  * fetches what lies at `ahead`, `step` bytes for each k: with several tokens a line of weights lasts so
- * long that the CPU's own prefetching comes too late, and with one or two it does better alone. */
+ * long that the CPU's own prefetching comes too late, and with one or two it does better alone. The
+ * loop stays as it is: unrolled, GCC 12 converts early between products, which costs 5 %. */
 PVR_INLINE void weights_tile_f16(const uint32_t *tile, size_t k, const float *const *x,
                                  size_t tokens, uintptr_t ahead, size_t step, vf *sums) {
     const uint16_t *w = (const uint16_t *)tile;
