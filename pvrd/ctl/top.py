@@ -45,7 +45,7 @@ delay.__name__ = "number of seconds from 0.1 to 3600"
 
 def run(args: argparse.Namespace) -> int:
     """Runs `pvrctl top`; Ctrl-C is its usual end."""
-    screen = not args.json and os.isatty(1)
+    screen = not args.json and os.isatty(1) and os.environ.get("TERM", "dumb") != "dumb"
     try:
         with common.client(args) as client:
             looks = Looks(client, args.all)
@@ -59,13 +59,24 @@ def run(args: argparse.Namespace) -> int:
                 if args.json:
                     output.emit_json(record)
                 else:
-                    sys.stdout.write((HOME if screen else "\n" if done else "") + words(record))
+                    text = words(record)
+                    if screen:
+                        text = HOME + fitting(text, os.get_terminal_size(1))
+                    sys.stdout.write(("\n" if done and not screen else "") + text)
                     sys.stdout.flush()
                 done += 1
     except KeyboardInterrupt:
         if args.count is not None:
             raise
     return errors.OK
+
+
+def fitting(text: str, size: os.terminal_size) -> str:
+    """What of it a terminal of this size shows without scrolling its beginning away."""
+    if not size.columns or not size.lines:  # it does not tell
+        return text
+    lines = [line[: size.columns] for line in text.splitlines()[: size.lines]]
+    return "\n".join(lines) + ("\n" if len(lines) < size.lines else "")
 
 
 class Looks:

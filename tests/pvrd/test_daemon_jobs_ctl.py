@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ def ctl(start: Any, bus: str) -> Any:
     """Runs pvrctl; its result."""
     start({"limits.queue": 32})
 
-    def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, term: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PVRD_BUS": bus, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+        env["TERM"] = term
         command = [sys.executable, "-m", "pvrd.ctl.main", *arguments]
         return subprocess.run(
             command, env=env, text=True, timeout=60, stderr=subprocess.PIPE, check=False,
@@ -70,11 +72,19 @@ def test_top(ctl: Any, caller: Any) -> None:
         assert ctl("top", *bad).returncode == 2
 
 
-def test_top_clears_a_terminal(ctl: Any) -> None:
+def test_top_on_a_terminal_clears_it_and_fits_it(ctl: Any) -> None:
     ours, theirs = pty.openpty()
     try:
-        assert ctl("top", "-n", "1", "-d", "0.1", stdout=theirs).returncode == 0
-        assert os.read(ours, 65536).startswith(b"\x1b[H\x1b[J")
+        for term, size in (("xterm", (0, 0)), ("xterm", (3, 20)), ("dumb", (3, 20))):
+            termios.tcsetwinsize(theirs, size)
+            looks = ctl("top", "-n", "1", "-d", "0.1", stdout=theirs, term=term)
+            assert looks.returncode == 0
+            shown = os.read(ours, 65536).decode()
+            assert shown.startswith("\x1b[H\x1b[J") == (term != "dumb")
+            lines = shown.removeprefix("\x1b[H\x1b[J").split("\r\n")
+            small = term != "dumb" and size == (3, 20)
+            assert (len(lines) <= 3 and max(map(len, lines)) <= 20) == small, shown
+            assert lines[0].startswith("pvrd ")
     finally:
         os.close(ours)
         os.close(theirs)
