@@ -51,39 +51,47 @@ class Places:
             PlaceLost: the worker went away while the job waited.
         """
         generation = worker.generation
-        while self._running[worker.kind] >= JOBS_A_WORKER:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._number += 1
-            heapq.heappush(self._waiting[worker.kind], (-priority, self._number, future))
-            if job is not None:
-                job.at("waiting", worker.kind, self._number)
-            try:
-                await future
-            except asyncio.CancelledError:
-                if future.done() and not future.cancelled():
-                    self._wake(worker.kind)
-                raise
-            if worker.generation != generation or worker.state != "ready":
-                self._wake(worker.kind)
-                raise PlaceLost("the worker changed while the job waited")
-        self._running[worker.kind] += 1
+        waited = self._running[worker.kind] >= JOBS_A_WORKER
+        if waited:
+            await self._turn(worker.kind, priority, job)
+        else:
+            self._running[worker.kind] += 1
         try:
+            if waited and (worker.generation != generation or worker.state != "ready"):
+                raise PlaceLost("the worker changed while the job waited")
             yield
         finally:
-            self._running[worker.kind] -= 1
-            self._wake(worker.kind)
+            self._leave(worker.kind)
+
+    async def _turn(self, kind: str, priority: int, job: Job | None) -> None:
+        """Waits; afterwards the job has a place, which was handed over to it: who comes in the
+        moment between two jobs finds none free.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._number += 1
+        heapq.heappush(self._waiting[kind], (-priority, self._number, future))
+        if job is not None:
+            job.at("waiting", kind, self._number)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self._leave(kind)
+            raise
 
     def position(self, kind: str, number: int) -> int:
         """Where in its queue a job waits that came as this number, from 1; 0: it does not."""
         queue = sorted(w for w in self._waiting.get(kind, ()) if not w[2].done())
         return next((i for i, waiter in enumerate(queue, 1) if waiter[1] == number), 0)
 
-    def _wake(self, kind: str) -> None:
+    def _leave(self, kind: str) -> None:
+        """The next one has the place, or it is free."""
         while self._waiting[kind]:
             _, _, future = heapq.heappop(self._waiting[kind])
             if not future.done():
                 future.set_result(None)
                 return
+        self._running[kind] -= 1
 
     def admit(self, waiting_of_user: int) -> None:
         """Raises Busy when the user has as many jobs as limits.queue: a further one would have to
