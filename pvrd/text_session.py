@@ -14,8 +14,8 @@ from typing import Any
 
 from pvrd import fds, options, queries
 from pvrd.bus import Call
-from pvrd.core import Core, Session
-from pvrd.errors import Busy, Cancelled, InvalidArgument, PvrdError
+from pvrd.core import Core, Session, report
+from pvrd.errors import Busy, Cancelled, InvalidArgument
 from pvrd.models import Model
 from pvrd.objects import Answer, method
 from pvrd.text_job import TextJob
@@ -78,8 +78,9 @@ class TextSession(Session):
         try:
             model = await self.core.precision.fitting(self.model)
             await self.core.supervisor.attempt(self.choice, model, self.priority, loaded, moved)
-        except PvrdError as e:
-            self.set(error=f"{e.name}: {e}")
+        except Exception as e:  # who waits for the session waits for this
+            error = report(e)
+            self.set(error=f"{error.name}: {error}")
 
     @method("Generate", "prompt:s options:a{sv}", "stream:h")
     async def generate(self, call: Call, prompt: str, given: dict[str, Any]) -> Answer:

@@ -18,7 +18,7 @@ from typing import Any
 
 from pvrd import fds, systemd
 from pvrd.bus import Call
-from pvrd.core import Core, Session
+from pvrd.core import Core, Session, report
 from pvrd.errors import DeviceLost, PvrdError
 from pvrd.inbox import WorkerLost, WorkerReleased
 from pvrd.ladder import Pace
@@ -346,8 +346,8 @@ class VideoSession(Session):
                     raise DeviceLost(f"no worker came within {CHOOSE_S:g} s ({why})")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._turn.wait(), CHOOSE_S if nobody else None)
-        except DeviceLost as e:
-            self._fail(e)
+        except Exception as e:  # nobody else would tell the client
+            self._fail(report(e))
 
     # -- frames
 
