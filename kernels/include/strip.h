@@ -62,12 +62,18 @@ static inline pvr_strips pvr_plan_strips(const pvr_call *call, const pvr_team *t
     };
     s.outs = s.scale == 2 ? 4 : 4 * (size_t)s.scale;
     s.across = s.scale == 2 ? 2 : 4;
-    /* A unit of work is a strip, or a part of its height where threads would have none. */
+    /* A unit of work is a strip, or a part of its height. A thread takes whole ones, so what counts is how much the
+     * one takes that has the most of them, with what units have in common. */
     const size_t n = (size_t)team->n, tiles = ((const uint32_t *)call->buf[0])[PVR_N_TILES];
-    const size_t most = (s.tw + STRIP_NARROW - 1) / STRIP_NARROW;
-    s.strips = (s.tw + STRIP_WIDE - 1) / STRIP_WIDE;
-    if (tiles * s.strips < n) s.strips = most < n ? most : n;
-    s.parts = (n + tiles * s.strips - 1) / (tiles * s.strips + (tiles == 0));
+    const size_t most = (s.tw + STRIP_NARROW - 1) / STRIP_NARROW, halo = 2 * s.layers;
+    size_t least = SIZE_MAX;
+    for (size_t strips = (s.tw + STRIP_WIDE - 1) / STRIP_WIDE; strips <= most; strips++)
+        for (size_t parts = 1; parts <= n; parts++) {
+            const size_t columns = (s.tw + strips - 1) / strips + halo, height = (s.th + parts - 1) / parts + halo;
+            const size_t takes = (tiles * strips * parts + n - 1) / n * columns * height;
+            if (takes >= least) continue;
+            least = takes, s.strips = strips, s.parts = parts;
+        }
     /* Strips begin at whole steps of the frame, as tiles do. */
     s.strip = ((s.tw + s.strips - 1) / s.strips + step - 1) / step * step;
     s.xs = (pvr_strip_window(&s, s.strip) + group - 1) / group * group + 2 * VL;

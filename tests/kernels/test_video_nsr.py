@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import kernels
+from engine.backends.cpu import CpuBackend
 from engine.video import calibrate
 from kernels import video
 from kernels.nsr import op as nsr
@@ -103,6 +104,14 @@ def test_where_tiles_are_cut_changes_no_sample(runner: Runner) -> None:
             after = runner.run("nsr", name, push, arrays, words, words[0])["dst"]
             found.append(seen(after, push, words))
         np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_how_many_threads_there_are_changes_no_sample() -> None:
+    push, arrays, words = band(8, 5, 2, 8, 610, 31, tw=612, th=32)
+    with_threads = [Runner(CpuBackend(n)) for n in (1, 2, 3, 7)]
+    found = [r.run("nsr", "c8", push, arrays, words, 1)["dst"] for r in with_threads]
+    for other in found[1:]:
+        np.testing.assert_array_equal(seen(found[0], push, words), seen(other, push, words))
 
 
 def test_where_bands_are_cut_changes_no_sample(runner: Runner) -> None:
