@@ -62,14 +62,19 @@ def enlarge(
     return video.shuffled(video.quantise(sums, bits), scale)
 
 
-@functools.lru_cache(maxsize=64)
-def _shares(starts: bytes, sparse: int, rows: int, columns: int) -> tuple[Indices, F32, F32]:
-    """Of each tile its first column of a grid, how many samples it has there, and how much further
-    off their mean may be: that of few samples says little.
+@functools.lru_cache(maxsize=256)
+def _grid(starts: bytes, height: int, width: int) -> tuple[int, Indices, F32, F32]:
+    """A grid over the tiles of a band: every so manieth row and column; of each tile its first
+    column there, how many samples it has, and how much further off their mean may be: that of few
+    samples says little.
     """
-    firsts = np.frombuffer(starts, np.int64) // sparse
-    counts = (np.diff(firsts, append=columns) * rows).astype(np.float32)
-    return firsts, counts, 1 + np.float32(8) / counts
+    columns = np.frombuffer(starts, np.int64)
+    size = height * width // len(columns)
+    fit = (n for most, n in SPARSER if size >= most and not (columns % n).any())
+    sparse = next(fit, STEP)
+    firsts, rows, across = columns // sparse, -(-height // sparse), -(-width // sparse)
+    counts = (np.diff(firsts, append=across) * rows).astype(np.float32)
+    return sparse, firsts, counts, 1 + np.float32(8) / counts
 
 
 def implausible(
@@ -84,10 +89,7 @@ def implausible(
     text are not. NaN has become 0 before (kernels/shuffle_out).
     """
     levels = 1.0 if bits == 8 else 1 / 257
-    size = low.size // len(starts)
-    fit = (n for most, n in SPARSER if size >= most and not (starts % n).any())
-    sparse = next(fit, STEP)
-    firsts, counts, few = _shares(starts.tobytes(), sparse, *(-(-n // sparse) for n in low.shape))
+    sparse, firsts, counts, few = _grid(starts.tobytes(), *low.shape)
     mean, size_of, step = held(low, high, scale, sparse, firsts) / counts * levels
     bad = (size_of > few * (12 + step)) | (np.abs(mean) > few * (8 + step / 3))
     found: list[int] = np.flatnonzero(bad).tolist()

@@ -22,8 +22,9 @@ PAD = 64  # floats behind the last tile, read by the last window of a row
 CPU_TILE = (512, 96)
 # Of higher tiles less is done in vain; where tiles keep their results, small ones are of more use.
 CPU_COARSE_TILE = (512, 288)
-# Light networks in one call stream their rows on chip, so that larger tiles do less in vain.
-CPU_LIGHT_TILE, LIGHT_CHANNELS = (1024, 288), 8
+# Light networks in one call stream their rows on chip, so that larger tiles do less in vain: so
+# many columns at most, and of fewer the more rows, until a slice has as many pixels as any.
+CPU_LIGHT_COLUMNS, CPU_LIGHT_PIXELS, LIGHT_CHANNELS = 1024, 1024 * 288, 8
 GPU_TILE = (240, 128)
 # A large GPU does a frame in some milliseconds if it gets it in one piece: as many rows at once.
 LARGE_GPU_ROWS = 1088
@@ -110,13 +111,17 @@ def _large(device: DeviceInfo) -> bool:
     )
 
 
-def _sides(device: DeviceInfo, channels: int, fused: bool, fine: bool) -> tuple[int, int]:
+def _sides(
+    width: int, device: DeviceInfo, channels: int, fused: bool, fine: bool
+) -> tuple[int, int]:
     """Columns and rows of a tile that suit a device; the rest as in plan()."""
     if device.kind != "cpu":
         return GPU_TILE[0], LARGE_GPU_ROWS if fused and _large(device) else GPU_TILE[1]
     if fine:
         return CPU_TILE
-    return CPU_LIGHT_TILE if fused and channels <= LIGHT_CHANNELS else CPU_COARSE_TILE
+    if fused and channels <= LIGHT_CHANNELS:
+        return CPU_LIGHT_COLUMNS, CPU_LIGHT_PIXELS // _even(width, CPU_LIGHT_COLUMNS, 8)
+    return CPU_COARSE_TILE
 
 
 def plan(
@@ -140,7 +145,7 @@ def plan(
     8 and th even, so that output words and rows, also of half-size chroma, belong to one tile.
     """
     limits = device.limits
-    wide, high = (tile, tile) if tile > 0 else _sides(device, channels, fused, fine)
+    wide, high = (tile, tile) if tile > 0 else _sides(width, device, channels, fused, fine)
     held, most = channels, SLICE_FLOATS  # channels of activations, and floats of a slice
     if fused and device.kind == "gpu":
         held, most = FUSED_CHANNELS, limits.max_storage_range // 4

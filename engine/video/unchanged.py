@@ -16,6 +16,7 @@ that a tile stands still; it keeps its result from the frame after the next one 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ PROBE = 16  # every so many rows are compared first: where all changed, they tel
 RESTLESS = 2  # frames in a row in which all changed, after which only those rows are kept
 
 Flags = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
 _WORD = 8  # bytes that are compared at once
 
 
@@ -144,13 +146,25 @@ class Unchanged:
                 found |= _blocks(a[:, part::step], b[:, part::step], depth)
         else:
             unit, found = _WORD // pixel, _words(new, old, width * pixel)
+        if found.all():  # as in what moves: each window has some
+            return np.ones(self._known.shape[1], bool)
         # Differences up to each unit: a window has one where the sum grows.
-        sums = np.concatenate([[0], np.cumsum(found)])
-        tiles = np.arange(self._known.shape[1]) * window.width
-        first = np.clip((tiles - window.reach) // unit, 0, len(found) - 1)
-        last = np.clip(-(-(tiles + window.width + window.reach) // unit), first + 1, len(found))
+        sums = np.zeros(len(found) + 1, np.int64)
+        np.cumsum(found, out=sums[1:])
+        first, last = _units(window, unit, len(found), self._known.shape[1])
         different: Flags = sums[last] > sums[first]
         return different
+
+
+@functools.lru_cache(maxsize=1024)
+def _units(window: Window, unit: int, count: int, columns: int) -> tuple[Indices, Indices]:
+    """Of a row in `count` units of so many pixels the first one that each tile's window has, and
+    the one after its last.
+    """
+    tiles = np.arange(columns) * window.width
+    first = np.clip((tiles - window.reach) // unit, 0, count - 1)
+    last = np.clip(-(-(tiles + window.width + window.reach) // unit), first + 1, count)
+    return first, last
 
 
 def _words(new: Bytes, old: Bytes, nbytes: int) -> Flags:

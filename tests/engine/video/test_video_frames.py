@@ -114,4 +114,9 @@ def test_frames_are_cut_coarsely_on_cpus_where_no_tile_is_kept() -> None:
     fine, coarse = (plan(960, 540, 6, 8, cpu, fused=True, fine=fine) for fine in (True, False))
     assert (fine.tiles, coarse.tiles) == (12, 2)
     assert plan(960, 540, 7, 16, cpu, fused=True, fine=False).tiles == 4
+    # A slice takes as many pixels at most, whatever the width: the narrower, the more rows.
+    for width, height, tiles in ((640, 360, 1), (1280, 720, 4), (1920, 1080, 8), (64, 4000, 1)):
+        t = plan(width, height, 6, 8, cpu, fused=True, fine=False)
+        assert t.tiles == tiles
+        assert t.tw * t.th <= 1024 * 288
     assert plan(960, 540, 6, 8, cpu, fused=True, fine=False, tile=64).tw == 64
