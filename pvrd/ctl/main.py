@@ -28,7 +28,7 @@ COMMANDS = {
     "extract": "what a text says, as JSON that fits a schema",
     "classify": "which of some labels fits a text",
     "embed": "vectors for texts, to compare them by",
-    "compile": "make a model of somebody's network that enlarges pictures",
+    "compile": "make a model of a language model or of a network for pictures",
     "export": "write a network as a shader that mpv runs",
     "upscale": "enlarge a y4m clip or a PNG or JPEG picture",
     "camera": "an enlarged virtual camera",
