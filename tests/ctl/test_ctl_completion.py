@@ -15,7 +15,9 @@ from pvrd.ctl.main import COMMANDS, parser_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = (ROOT / "tools/completion/_pvrctl").read_text()
-SHARED: dict[str, str] = dict(re.findall(r"^    (shared|jobs|text|sizes)=\((.*?)\)$", SCRIPT, re.M | re.S))
+SHARED: dict[str, str] = dict(
+    re.findall(r"^    (shared|jobs|text|sizes)=\((.*?)\)$", SCRIPT, re.M | re.S)
+)
 
 
 def said(command: str) -> str:
