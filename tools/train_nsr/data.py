@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -97,17 +98,14 @@ class Photographs:
             yield x, shrink(x, scale).clamp(0, 255).round()
 
 
-class Taught:
-    """Pairs that teach.py made: FOLDER/image_SRF_<scale>/NAME_LR.png and NAME_HR.png."""
+class Source(Protocol):
+    """Where pairs of pictures come from."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        self.folder, self.device = folder, device
+    device: torch.device
 
     def pairs(self, scale: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """As Photographs.pairs."""
-        for small in sorted((self.folder / f"image_SRF_{scale}").glob("*_LR.png")):
-            large = small.with_name(small.name.replace("_LR", "_HR"))
-            yield read_rgb(large).to(self.device), read_rgb(small).to(self.device)
+        """Large and small pictures, both [3, H, W] float, 0..255."""
+        ...
 
 
 class Planes:
@@ -119,7 +117,7 @@ class Planes:
 
     def __init__(
         self,
-        photographs: Photographs | Taught,
+        photographs: Source,
         scale: int,
         siting: str,
         least: int,

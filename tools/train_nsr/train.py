@@ -3,9 +3,10 @@
 
     python train.py --data FOLDER --out FOLDER --networks nsr-fast,nsr-fast-x4 --minutes 9
                     [--resume] [--rate 0.5] [--start FOLDER] [--bench FOLDER ...] [--smoke]
-                    [--taught] [--bfloat16]
+                    [--teacher FOLDER] [--bfloat16]
 
---data holds pictures, or, with --taught, pairs that teach.py made; --bench folders hold
+--data holds pictures; with --teacher the networks learn to make of the small ones what the teacher
+in that folder makes of them (teacher.py), instead of the large ones; --bench folders hold
 image_SRF_<scale>/NAME_HR.png and NAME_LR.png, which are only measured, never trained on and never
 used to choose weights: the average of the weights at the end is what counts. The learning rate
 follows the clock, so a run ends `minutes` after its start, preparation included. OUT gets NAME.npz
@@ -27,10 +28,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from data import Benchmark, Crops, Photographs, Planes, Taught
+from data import Benchmark, Crops, Photographs, Planes, Source
 from degrade import codec
 from family import NETWORKS, Network
 from net import Nsr
+from teacher import Taught
 
 DECIBELS_FROM, DECIBELS_WHOLE = 0.6, 0.75  # shares of the time between which L1 gives way
 EXACT_FROM = 0.85  # share of the time after which no layer runs in bfloat16
@@ -51,7 +53,7 @@ def parse() -> argparse.Namespace:
     p.add_argument("--minutes", type=float, default=9)
     p.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
     p.add_argument("--resume", action="store_true")
-    p.add_argument("--taught", action="store_true", help="--data holds pairs of teach.py")
+    p.add_argument("--teacher", type=Path, help="learn from the networks in this folder")
     p.add_argument("--bfloat16", action="store_true", help="on CPUs, too (those that can)")
     p.add_argument("--smoke", action="store_true", help="two pictures, a few steps: does it run?")
     return p.parse_args()
@@ -143,14 +145,11 @@ class Run:
         self.lock = threading.Lock()
         self.measuring = threading.Lock()
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        found = args.data.rglob("*_HR.png") if args.taught else args.data.iterdir()
-        paths = sorted(p for p in found if p.suffix in (".jpg", ".png"))
+        paths = sorted(p for p in args.data.iterdir() if p.suffix in (".jpg", ".png"))
         self.paths = [paths[0], paths[-1]] if args.smoke else paths
-        photographs: Photographs | Taught
-        if args.taught:
-            photographs = Taught(args.data, self.device)
-        else:
-            photographs = Photographs(self.paths, self.device)
+        photographs: Source = Photographs(self.paths, self.device)
+        if args.teacher:
+            photographs = Taught(photographs, args.teacher)
         networks = [NETWORKS[name] for name in args.networks.split(",")]
         least = max(n.patch for n in networks)
         kinds = {(n.shape.scale, n.shape.siting) for n in networks}
