@@ -285,6 +285,9 @@ class Manager(Object):
         """Changes some, at once and for good."""
         core = self._core
         values = config.settable(plain(given))
+        for key in ("models.text", "models.video"):
+            if values.get(key):  # one that cannot be; it may come later than this
+                check_name(values[key])
         uid = await core.peers.uid(call.sender)
         await core.polkit.check(call.sender, uid, polkit.CONFIGURE, call.interactive)
         try:

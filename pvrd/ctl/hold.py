@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     reason = args.reason or (os.path.basename(command[0]) if command else "pvrctl hold")
     with common.client(args) as client:
         pid = _gpu_pid(client)
-        fd = client.hold(_printable(reason)[:128])
+        fd = client.hold(_printable(reason).strip()[:128] or "pvrctl hold")
         try:
             _wait_free(client, pid)
             return _follow(fd, command) if command else _wait(fd, args.json)

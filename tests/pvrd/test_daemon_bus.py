@@ -111,6 +111,7 @@ def test_properties_of_the_manager(daemon: Any, caller: Any) -> None:
         ("SetConfig", "a{sv}", [{"no.key": V("u", 0)}], "InvalidArgument", "no.key"),
         ("SetConfig", "a{sv}", [{"workers.program": V("as", ["x"])}], "InvalidArgument", "file"),
         ("SetConfig", "a{sv}", [{"cpu.threads": V("s", "x")}], "InvalidArgument", "cpu.threads"),
+        ("SetConfig", "a{sv}", [{"models.text": V("s", "a b")}], "InvalidArgument", "model's name"),
         ("RemoveModel", "s", ["../../etc"], "InvalidArgument", "path"),
         ("RemoveModel", "s", ["nothing"], "UnknownModel", "nothing"),
         ("RemoveModel", "s", ["fake-text"], "InvalidArgument", "not added"),

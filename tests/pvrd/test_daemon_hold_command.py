@@ -69,6 +69,18 @@ def test_without_a_reason_it_is_the_command_s_name(pvrctl: Any, caller: Any) -> 
     caller.state("gpu")
 
 
+def test_a_command_whose_name_cannot_be_shown(pvrctl: Any, caller: Any, tmp_path: Path) -> None:
+    caller.state("gpu")
+    command = os.path.join(os.fsencode(tmp_path), b"\xff\x07")
+    os.symlink("/bin/cat", command)
+    process = pvrctl("--", os.fsdecode(command))
+    caller.state("cpu")
+    assert caller.get("Reason") == "the GPU is held: pvrctl hold"
+    process.stdin.close()
+    assert process.wait(LONG) == 0
+    caller.state("gpu")
+
+
 def test_signals_go_to_the_command_and_its_end_comes_back(pvrctl: Any, caller: Any) -> None:
     script = 'trap "echo got INT" INT; trap "exit 9" USR1; echo ready; while :; do sleep 0.05; done'
     process = pvrctl("--", "sh", "-c", script)
