@@ -207,7 +207,8 @@ class Manager(Object):
             await job.take(_take(call, index))
             if chosen["stream"]:
                 return job.later()
-            answer = await job.now()
+            async with core.peers.present(call.sender):
+                answer = await job.now()
         except BaseException:
             job.close()
             raise
@@ -334,9 +335,10 @@ class Manager(Object):
         chosen = options.parse(given, options.TRACE)
         uid = await core.peers.uid(call.sender)
         await core.polkit.check(call.sender, uid, polkit.INSPECT, call.interactive)
-        if core.jobs.ended is not None:
-            raise Busy("a trace is being made already, position 1 in the queue")
-        data = await trace.record(core, chosen["seconds"])
+        async with core.peers.present(call.sender):
+            if core.jobs.ended is not None:
+                raise Busy("a trace is being made already, position 1 in the queue")
+            data = await trace.record(core, chosen["seconds"])
         target = fds.memfd("pvrd-trace")
         try:
             await fds.in_thread(lambda: protocol.write_all(target, data))

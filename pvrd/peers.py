@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 from pvrd.bus import BUS, BusError, Connection, Signal, Subscription
 from pvrd.config import Config
@@ -28,6 +30,7 @@ class _Peer:
     uid: int
     subscription: Subscription
     holds: int = 0
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # that end when it leaves
 
 
 class Peers:
@@ -89,11 +92,30 @@ class Peers:
             del self._peers[sender]
             peer.subscription.cancel()
 
+    @contextlib.asynccontextmanager
+    async def present(self, sender: str) -> AsyncIterator[None]:
+        """The block is for a caller who waits for it: it is cancelled when that one leaves.
+
+        Raises:
+            NoSuchSession: it left already.
+        """
+        await self.hold(sender)
+        task, tasks = asyncio.current_task(), self._peers[sender].tasks
+        assert task is not None
+        tasks.add(task)
+        try:
+            yield
+        finally:
+            tasks.discard(task)
+            self.release(sender)
+
     def _owner_changed(self, signal: Signal) -> None:
         name, _, new = signal.body
         if not new and name in self._peers:
             peer = self._peers.pop(name)
             peer.subscription.cancel()
+            for task in list(peer.tasks):
+                task.cancel()
             self._on_gone(name)
 
     # -- quotas

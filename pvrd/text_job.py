@@ -51,6 +51,7 @@ class TextJob:
         self._inbox: Inbox | None = None
         self._worker: Worker | None = None
         self._why = ""  # of the last move
+        self._begun = False
         self._stopped = False
         self._error: PvrdError | None = None
 
@@ -59,7 +60,8 @@ class TextJob:
         if not self._stopped and self.task is not None and not self.task.done():
             self._stopped = True
             self._error = error
-            self.task.cancel()
+            if self._begun:  # a task that is cancelled before its first step does nothing at all
+                self.task.cancel()
 
     def news(self) -> None:
         """A worker, or the governor's decision, changed."""
@@ -71,7 +73,10 @@ class TextJob:
         """Writes the whole stream; handles every error."""
         core = self.session.core
         last: Last
+        self._begun = True
         try:
+            if self._stopped:
+                raise asyncio.CancelledError
             self._low = core.precision.why
             open_fds = core.peers.job(self.session.uid, TEXT_FDS)
             with open_fds, core.jobs.of(self._listed()) as job:

@@ -217,6 +217,9 @@ class Fake:
             self.videos.pop(m["session"], None)
         elif kind == "picture":
             source, result = received.take(), received.take()
+            if os.pread(source, 4, 0) == b"hang":
+                print("asked", m["job"], file=sys.stderr, flush=True)
+                return
             self.send(t="picture.progress", job=m["job"], done=1, total=2)
             os.pwrite(result, b"FAKE" + os.pread(source, 1 << 24, 0), 0)
             self.send(t="picture.done", job=m["job"], width=4, height=2, bytes=0, format="png",

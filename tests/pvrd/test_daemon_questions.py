@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pvrd.bus import BusError
 from pvrd.bus_values import V, plain
+from tests.pvrd.conftest import MANAGER, NAME, PATH, TEXT
 
 pytestmark = pytest.mark.bus
-NAME = "org.pvrd.Pvrd1"
-TEXT = "org.pvrd.Pvrd1.TextSession"
 HANG = {  # what the fake worker does not answer, or not soon
     "Embed": ("asa{sv}", [["hang"], {}]),
     "Classify": ("sasa{sv}", ["x", ["hang", "y"], {}]),
@@ -35,16 +36,34 @@ def session(daemon: Any, caller: Any) -> str:
     return path
 
 
-def broken_off(caller: Any, session: str, call: str, signature: str, body: Any, by: str) -> str:
-    """How a call ends when `by` is called once its job runs; the error's name and text."""
+def asks(caller: Any, call: Any) -> None:
+    """Makes a call whose answer nobody will have."""
+
+    async def ask() -> None:
+        asked = asyncio.ensure_future(call)
+        asked.add_done_callback(lambda ended: ended.exception())
+        await asyncio.sleep(0)
+
+    caller.run(ask())
+
+
+def asked(daemon: Any) -> list[str]:
+    """Jobs that the fake worker was asked for and does not do."""
+    words = [line.split() for line in daemon.text().splitlines()]
+    return [line[1] for line in words if line[:1] == ["asked"]]
+
+
+def broken_off(
+    caller: Any, session: str, call: str, signature: str, body: Any, by: str, begun: Any
+) -> str:
+    """How a call ends when `by` is called once it has begun; the error's name and text."""
 
     async def both() -> str:
         connection = caller.connection
         asked = asyncio.ensure_future(connection.call(NAME, session, TEXT, call, signature, body))
-        while not plain((await connection.call(
-            NAME, "/org/pvrd/Pvrd1", f"{NAME}.Manager", "GetStatistics"
-        )).body[0])["jobs"]["running"]:  # fmt: skip
-            pass
+        await asyncio.sleep(0)  # it is sent before the other
+        while not begun():
+            await asyncio.sleep(0.01)
         await connection.call(NAME, session, TEXT, by)
         try:
             await asyncio.wait_for(asked, 10)
@@ -64,8 +83,10 @@ def test_a_question_ends_with_cancel_and_with_its_session(
     daemon: Any, session: str, caller: Any, until: Any, call: str, by: str, why: str
 ) -> None:
     before = plain(caller.call("GetStatistics").body[0])["jobs"]
-    assert broken_off(caller, session, call, *HANG[call], by) == f"Cancelled: {why}"
-    job = daemon.text().rpartition("asked ")[2].split()[0]
+    count = len(asked(daemon))
+    ended = broken_off(caller, session, call, *HANG[call], by, lambda: asked(daemon)[count:])
+    assert ended == f"Cancelled: {why}"
+    job = asked(daemon)[count]
     until(lambda: f"cancelled {job}\n" in daemon.text(), "the worker's order to end it")
     after = plain(caller.call("GetStatistics").body[0])["jobs"]
     assert (after["running"], after["cancelled"]) == (0, before["cancelled"] + 1)
@@ -76,23 +97,87 @@ def test_a_question_ends_with_its_caller(daemon: Any, callers: Any, until: Any) 
     stays.state("gpu")
     path = leaves.open_text()
 
-    async def ask() -> None:
-        asked = leaves.connection.call(NAME, path, TEXT, "Embed", *HANG["Embed"])
-        leaves.asked = asyncio.ensure_future(asked)
-        await asyncio.sleep(0)
-
-    leaves.run(ask())
-    until(lambda: plain(stays.call("GetStatistics").body[0])["jobs"]["running"] == 1)
+    count = len(asked(daemon))
+    asks(leaves, leaves.connection.call(NAME, path, TEXT, "Embed", *HANG["Embed"]))
+    until(lambda: asked(daemon)[count:])
+    job = asked(daemon)[count]
     leaves.connection.close()
-    until(lambda: plain(stays.call("GetStatistics").body[0])["jobs"]["running"] == 0)
-    with pytest.raises(BusError):
-        leaves.run(leaves.asked)
+    until(lambda: f"cancelled {job}\n" in daemon.text(), "the worker's order to end it")
+
+
+def test_a_picture_ends_with_its_caller(
+    daemon: Any, callers: Any, until: Any, tmp_path: Path
+) -> None:
+    stays, leaves = callers(), callers()
+    stays.state("gpu")
+    (tmp_path / "picture").write_bytes(b"hang")
+    count = len(asked(daemon))
+    with (tmp_path / "picture").open("rb") as file:
+        asks(leaves, leaves.connection.call(
+            NAME, PATH, MANAGER, "Upscale", "ha{sv}", [0, {}], [file.fileno()]
+        ))  # fmt: skip
+        until(lambda: asked(daemon)[count:])
+    job = asked(daemon)[count]
+    leaves.connection.close()
+    until(lambda: f"cancelled {job}\n" in daemon.text(), "the worker's order to end it")
+    assert plain(stays.call("GetStatistics").body[0])["jobs"]["running"] == 0
+
+
+def test_a_trace_ends_with_its_caller(daemon: Any, callers: Any, until: Any) -> None:
+    stays, leaves = callers(), callers()
+    stays.state("gpu")
+    short = [stays.options(seconds=0.01)]
+    call = (NAME, PATH, MANAGER, "Trace", "a{sv}", [leaves.options(seconds=600)], (), None)
+    asks(leaves, leaves.connection.call(*call))
+    assert stays.fails("Trace", "a{sv}", short)[0] == "Busy"
+    leaves.connection.close()
+
+    def traced() -> bool:
+        try:
+            stays.call("Trace", "a{sv}", short).fds.close()
+        except BusError:
+            return False
+        return True
+
+    until(traced, "the end of the trace whose caller left")
 
 
 def test_an_extract_that_is_cancelled_says_so(session: str, caller: Any) -> None:
     body = ["slow", "{}", caller.options(max_tokens=2000)]
-    ended = broken_off(caller, session, "Extract", "ssa{sv}", body, "Cancel")
+    ended = broken_off(caller, session, "Extract", "ssa{sv}", body, "Cancel", lambda: True)
     assert ended == "Cancelled: the job was cancelled"
+
+
+@pytest.mark.parametrize("by", ["Cancel", "Close"])
+def test_a_job_that_is_ended_in_the_same_breath(
+    daemon: Any, caller: Any, lines: Any, by: str
+) -> None:
+    """The daemon reads both calls at once: the job ends before its first step."""
+
+    async def ended(session: str, beside: int) -> dict[str, Any]:
+        def call(path: str, interface: str, member: str, *more: Any) -> Any:
+            return asyncio.ensure_future(
+                caller.connection.call(NAME, path, interface, member, *more)
+            )
+
+        calls = [call(PATH, MANAGER, "GetConfig") for _ in range(beside)]
+        body = ["x", caller.options(max_tokens=2000)]
+        generate = call(session, TEXT, "Generate", "sa{sv}", body)
+        calls.append(call(session, TEXT, by))
+        reply = await generate
+        await asyncio.gather(*calls)
+        return dict(lines(reply.fds.take(0)).rest()[-1])
+
+    caller.state("gpu")
+    for n in range(30):
+        session = caller.open_text()
+        end = caller.run(ended(session, n % 5))
+        if by == "Cancel":
+            assert (end["type"], end["reason"]) == ("end", "cancelled")
+            os.close(caller.generate(session, "x", max_tokens=1))  # it is not busy
+            caller.call("Close", path=session, interface=TEXT)
+        else:
+            assert (end["type"], end["error"]) == ("error", "Cancelled")
 
 
 def test_an_extract_has_no_text_that_ends_it_early(session: str, caller: Any) -> None:
