@@ -24,6 +24,7 @@ from pvrd.errors import (
     Internal,
     InvalidArgument,
     NotAuthorized,
+    OutOfMemory,
     PvrdError,
     Timeout,
     from_name,
@@ -252,9 +253,27 @@ def _nothing(_reply: Reply) -> None:
     return None
 
 
+def _taken(reply: Reply, *indexes: int) -> list[int]:
+    """Fds of a reply, which are the caller's from now on: all, or none.
+
+    Raises:
+        OutOfMemory: the kernel left one out, since this process has as many files open as it may.
+    """
+    taken: list[int] = []
+    try:
+        for index in indexes:
+            taken.append(reply.fds.take(index))
+    except IndexError:
+        for fd in taken:
+            os.close(fd)
+        reply.close()
+        text = "the answer lost its file descriptor: this program has too many files open"
+        raise OutOfMemory(text) from None
+    return taken
+
+
 def _fd(reply: Reply) -> int:
-    """The fd, which is the caller's from now on."""
-    return reply.fds.take(reply.body[0])
+    return _taken(reply, reply.body[0])[0]
 
 
 def properties(interface: str) -> Call[dict[str, Any]]:
@@ -282,7 +301,7 @@ def add_model(fd: int, name: str, settings: Mapping[str, Any]) -> Call[int]:
 
 
 def _progress(reply: Reply) -> int:
-    return reply.fds.take(reply.body[0]["progress"].value)
+    return _taken(reply, reply.body[0]["progress"].value)[0]
 
 
 def remove_model(name: str) -> Call[None]:
@@ -327,7 +346,8 @@ def upscale(fd: int, settings: Mapping[str, Any]) -> Call[tuple[int, int]]:
     """Its result is the pipe of the progress and the memfd of the picture."""
 
     def read(reply: Reply) -> tuple[int, int]:
-        return _fd(reply), reply.fds.take(reply.body[1]["result"].value)
+        progress, result = _taken(reply, reply.body[0], reply.body[1]["result"].value)
+        return progress, result
 
     made = options({**settings, "stream": True})
     return Call(MANAGER, "Upscale", "ha{sv}", [0, made], read, [fd])
@@ -343,7 +363,8 @@ def open_video(settings: Mapping[str, Any]) -> Call[tuple[str, int, int, dict[st
 
     def read(reply: Reply) -> tuple[str, int, int, dict[str, Any]]:
         path, ring, sock, layout = reply.body
-        return str(path), reply.fds.take(ring), reply.fds.take(sock), plain(layout)
+        memory, slots = _taken(reply, ring, sock)
+        return str(path), memory, slots, plain(layout)
 
     return Call(MANAGER, "OpenVideo", "a{sv}", [options(settings)], read)
 

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from pvrd import client_api
 from pvrd import options as daemon
-from pvrd.bus_values import plain
+from pvrd.bus_types import Fds, Reply
+from pvrd.bus_values import V, plain
 from pvrd.client_api import OPTIONS, options
-from pvrd.errors import InvalidArgument
+from pvrd.errors import InvalidArgument, OutOfMemory
 
 # All but those whose options are arguments of the clients' own.
 TABLES: dict[str, dict[str, daemon.Option]] = {
@@ -57,3 +61,22 @@ def test_values_are_held_to_their_types() -> None:
     }  # fmt: skip
     with pytest.raises(InvalidArgument, match="there is no option colour"):
         options({"colour": "red"})
+
+
+def test_an_answer_that_lost_its_descriptors() -> None:
+    """The kernel leaves out what a process that has too many files open cannot take."""
+    for call, body in (
+        (client_api.hold("x"), [0]), (client_api.generate("x", {}), [0]),
+        (client_api.open_video({}), ["/x", 0, 1, {}]),
+        (client_api.upscale(0, {}), [0, {"result": V("h", 1)}]),
+        (client_api.add_model(0, "x", {}), [{"progress": V("h", 0)}]),
+    ):  # fmt: skip
+        came = os.open(os.devnull, os.O_RDONLY)
+        two = body[-1] == {} or len(body) == 2
+        reply = Reply("", body, Fds([came] if two else []))
+        if not two:
+            os.close(came)
+        with pytest.raises(OutOfMemory, match="too many files open"):
+            call.read(reply)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(came)
