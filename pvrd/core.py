@@ -48,6 +48,7 @@ class Core:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     jobs: Jobs = field(default_factory=Jobs)
     steer: Callable[[], None] = lambda: None  # the governor has to look anew
+    config_fault: Callable[[], str] = str  # what is wrong with the files as they lie there now
     closing: bool = False
     number: int = 0
 

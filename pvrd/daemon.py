@@ -88,6 +88,13 @@ class Daemon:
             systemd.log(systemd.WARNING, warning)
         return settings
 
+    def _config_fault(self) -> str:
+        try:
+            config.load(self._paths, self._file)
+        except StartError as e:
+            return str(e)
+        return ""
+
     def _build(self, connection: Connection, settings: Config) -> Core:
         return Core(
             settings,
@@ -100,6 +107,7 @@ class Daemon:
             Polkit(connection, self.address, self._accounts),
             Sensors(connection, settings, self._heard),
             Governor(settings),
+            config_fault=self._config_fault,
         )
 
     def _accounts(self) -> tuple[str, ...]:

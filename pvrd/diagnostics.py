@@ -92,6 +92,9 @@ async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
         else:
             add = "add one: `pvrctl models add FILE`"
             out.append(_fact("models", "warning", f"no model for {kind}", "no_model", add))
+    if fault := core.config_fault():
+        text = f"an older configuration is in force, and pvrd would not start again: {fault}"
+        out.append(_fact("config", "failed", text, "bad_config", "correct it, then reload"))
     out += _named_in_vain(core)
     for warning in core.config.warnings:
         remedy = "correct or remove the key, then reload"

@@ -111,10 +111,16 @@ def test_hangup_keeps_sessions(start: Any, callers: Any, lines: Any, until: Any)
     daemon.process.send_signal(signal.SIGHUP)
     until(lambda: plain(caller.call("GetConfig").body[0])["limits.sessions"] == 1)
     assert "there is no key limits.sesions" in daemon.text()
+    codes = [fact["code"] for fact in plain(caller.call("GetDiagnostics").body[0])]
+    assert ("unknown_key" in codes, "bad_config" in codes) == (True, False)
     assert caller.fails("OpenText", "a{sv}", [{}])[0] == "QuotaExceeded"
     config.write_text(good + "[limits]\nsessions = 'many'\n")
     daemon.process.send_signal(signal.SIGHUP)
     until(lambda: "limits.sessions is an integer" in daemon.text())
+    facts = plain(caller.call("GetDiagnostics").body[0])
+    (told,) = [fact for fact in facts if fact["code"] == "bad_config"]
+    assert (told["status"], told["topic"]) == ("failed", "config")
+    assert told["message"].endswith("pvrd.toml: limits.sessions is an integer")
     assert len(lines(caller.generate(session, "x", max_tokens=3)).rest()) == 5
 
 
