@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -59,7 +60,7 @@ class ModelStore:
         self._busy: set[str] = set()
         with contextlib.suppress(OSError):
             for left_over in paths.models.glob(".new-*"):
-                shutil.rmtree(left_over, ignore_errors=True)
+                _remove_abandoned(left_over)
 
     # -- finding
 
@@ -190,11 +191,13 @@ class ModelStore:
         self._busy.add(name)
         folder = self.paths.models / f".new-{secrets.token_hex(8)}"
         stop = threading.Event()
+        held = contextlib.ExitStack()
         try:
             magic = os.pread(source, 4, 0)
             file = "model" + MAGICS.get(magic, ".bin")
             try:
                 folder.mkdir(parents=True)
+                held.enter_context(_held(folder))
                 target = os.open(
                     folder / file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
                 )
@@ -224,6 +227,7 @@ class ModelStore:
             stop.set()
             self._busy.discard(name)
             shutil.rmtree(folder, ignore_errors=True)
+            held.close()
 
     def remove(self, name: str) -> Model:
         """Removes an added model.
@@ -298,6 +302,28 @@ class ModelStore:
             raise QuotaExceeded(f"{self.paths.models} cannot be written: {e.strerror}") from None
         finally:
             shutil.rmtree(retired, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """While a model is put together in it, no other pvrd takes the folder for abandoned: two with
+    buses of their own may share a store.
+
+    Raises:
+        OSError: somebody else has it.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """What a pvrd that was killed left of a model that it was adding."""
+    with contextlib.suppress(OSError), _held(folder):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _copy(

@@ -10,6 +10,7 @@ import os
 import re
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,10 @@ def test_kind_of_a_loose_pvrm(store: ModelStore) -> None:
 
 
 def add(store: ModelStore, data: bytes, name: str = "new", fails: Exception | None = None,
-        **options: Any) -> dict[str, Any]:  # fmt: skip
+        meanwhile: Callable[[], Any] = int, **options: Any) -> dict[str, Any]:  # fmt: skip
     async def inspect(fd: int) -> dict[str, Any]:
         assert os.pread(fd, 1 << 24, 0) == data
+        meanwhile()
         if fails:
             raise fails
         return {"kind": "text", "arch": "llama"}
@@ -183,6 +185,23 @@ def test_add_and_remove(store: ModelStore) -> None:
     assert left(store) == []
     with pytest.raises(UnknownModel):
         store.remove("new")
+
+
+def test_another_pvrd_that_starts_leaves_what_is_being_added(store: ModelStore) -> None:
+    dead = store.paths.models / ".new-dead"
+    found: list[list[str]] = []
+
+    def another() -> None:
+        dead.mkdir()
+        ModelStore(store.paths, store.config)
+        found.append(left(store))
+
+    add(store, b"GGUF1", meanwhile=another)
+    ((alive,),) = found
+    assert alive.startswith(".new-")
+    assert alive != dead.name
+    assert left(store) == ["new"]
+    assert store.find("new", "text").size == 5
 
 
 def test_a_removed_model_takes_what_was_compiled_from_it(store: ModelStore) -> None:
