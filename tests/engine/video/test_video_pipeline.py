@@ -107,6 +107,20 @@ def test_frame_is_what_the_network_says(
         assert np.abs(out - want[: out.shape[0], : out.shape[1]]).max() < 0.51
 
 
+@pytest.mark.parametrize("precision", ["f32", "int8"])
+def test_how_many_threads_there_are_changes_no_sample(precision: str) -> None:
+    fmt = FrameFormat(641, 61)
+    src, found = noise(fmt), []
+    for threads in (1, 2, 3, 5):
+        backend = cpu.CpuBackend(threads)
+        model = VideoModel(Pvrm.open(str(FAST)), backend, precision)
+        found.append(enlarge(backend, model, fmt, src))
+        model.close()
+    for planes in found[1:]:
+        for a, b in zip(found[0], planes, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_full_size_chroma_takes_the_centre_filter(cpu_backend: Backend, model: VideoModel) -> None:
     fmt = FrameFormat(19, 9, "i444", 8, "left")
     src = noise(fmt)
