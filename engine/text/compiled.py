@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import stat
 import zlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,7 +28,7 @@ from engine.importers.gguf import MAGIC, Gguf
 from engine.importers.hf import Folder
 from engine.importers.hf_families import import_folder
 from engine.importers.onnx_decoder import DEFAULT_CONTEXT, import_onnx
-from engine.importers.source import pieces
+from engine.importers.source import TensorInfo, pieces
 from engine.passes import optimise
 from engine.passes.pack import narrowed
 from engine.shards import weight_nbytes
@@ -42,7 +44,8 @@ Progress = Callable[[float], None]
 Importance = Mapping[str, npt.NDArray[np.float64]]
 
 COMPILER = 3  # goes up whenever compiled models of before must not be used any more
-_CHUNK_ELEMENTS = 1 << 21  # elements that are re-packed at a time
+_CHUNK_ELEMENTS = 1 << 19  # elements that are re-packed at a time: they fit a second cache
+_PACKERS = min(4, len(os.sched_getaffinity(0)))  # threads that re-pack
 _EDGE = 1 << 20  # bytes at both ends of a source file that tell it from others
 
 
@@ -66,18 +69,30 @@ def fingerprint(fd: int) -> str:
 
 
 def _weight_chunks(model: Model, weight: Weight, pack: ggml.Packer) -> Iterator[npt.NDArray[Any]]:
-    """A weight as kernels read it, a few tiles at a time."""
+    """A weight as kernels read it, a few tiles at a time, which some threads make ahead."""
     k = weight.shape[1]
     step = max(1, _CHUNK_ELEMENTS // (k * ROWS)) * ROWS
-    for part in weight.parts:
-        for tensor, rows, raw in pieces(model.source, part, step):
-            if weight.layout == "rows":
-                values = ggml.vector(tensor.kind, raw)
-                if not np.isfinite(values).all():
-                    raise BadModel(f"The tensor {tensor.name} holds values that are no numbers.")
-                yield values
-            else:
-                yield ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name, weight.format, pack)
+
+    def packed(tensor: TensorInfo, rows: int, raw: ggml.Raw) -> npt.NDArray[Any]:
+        if weight.layout != "rows":
+            return ggml.pack_rows(tensor.kind, raw, rows, k, tensor.name, weight.format, pack)
+        values = ggml.vector(tensor.kind, raw)
+        if not np.isfinite(values).all():
+            raise BadModel(f"The tensor {tensor.name} holds values that are no numbers.")
+        return values
+
+    waiting: deque[Future[npt.NDArray[Any]]] = deque()
+    with ThreadPoolExecutor(_PACKERS) as pool:
+        try:
+            for part in weight.parts:
+                for piece in pieces(model.source, part, step):
+                    waiting.append(pool.submit(packed, *piece))
+                    if len(waiting) > _PACKERS:
+                        yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _weight_blob(model: Model, weight: Weight, pack: ggml.Packer) -> pvrm.Blob:

@@ -131,6 +131,18 @@ def test_values_that_are_no_numbers(kind: str) -> None:
         ggml.pack_rows(t, raw, 16, 32, "blk.0")
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_halves_that_are_no_numbers(value: float) -> None:
+    """They are packed as they lie, without a look at them as floats."""
+    halves = np.full((16, 32), -65504, np.float16)
+    t = ggml.TYPES["F16"]
+    words = ggml.pack_rows(t, halves.view(np.uint8).reshape(-1), 16, 32, "blk.0")
+    assert (weights.unpack("f16", words, 16, 32) == -65504).all()
+    halves[7, 9] = value
+    with pytest.raises(UnsupportedModel, match="blk"):
+        ggml.pack_rows(t, halves.view(np.uint8).reshape(-1), 16, 32, "blk.0")
+
+
 def test_cut_anywhere(tiny_q8: Path) -> None:
     good = tiny_q8.read_bytes()
     check(good)
