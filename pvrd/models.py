@@ -297,7 +297,12 @@ class ModelStore:
             (folder / "model.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
             if old.exists():
                 old.rename(retired)
-            folder.rename(old)
+            try:
+                folder.rename(old)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    retired.rename(old)
+                raise
         except OSError as e:
             raise QuotaExceeded(f"{self.paths.models} cannot be written: {e.strerror}") from None
         finally:
@@ -321,9 +326,17 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """What a pvrd that was killed left of a model that it was adding."""
-    with contextlib.suppress(OSError), _held(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+    """What a pvrd that was killed left of a model that it was adding; one that it was about to
+    replace, or had complete, gets its name (back).
+    """
+    with contextlib.suppress(OSError, OutOfMemory), _held(folder):
+        details = read_details(folder / "model.toml")
+        name = str(details.get("name", ""))
+        whole = "added" in details and NAME.fullmatch(name)  # its last line
+        if whole and not (folder.parent / name).exists():
+            folder.rename(folder.parent / name)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _copy(

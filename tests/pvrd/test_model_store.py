@@ -204,6 +204,32 @@ def test_another_pvrd_that_starts_leaves_what_is_being_added(store: ModelStore) 
     assert store.find("new", "text").size == 5
 
 
+def test_a_model_that_was_being_replaced_is_not_lost(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, b"GGUF1")
+    folder = store.paths.models
+    # Killed between taking the old one away and giving the new one its name.
+    (folder / "new").rename(folder / ".new-old")
+    (folder / ".new-half").mkdir()
+    (folder / ".new-half" / "model.toml").write_text('name = "half"\n')
+    again = ModelStore(store.paths, store.config)
+    assert again.find("new", "text").path.read_bytes() == b"GGUF1"
+    assert left(again) == ["new"]
+    rename = Path.rename
+
+    def refuses(self: Path, target: Path) -> Path:
+        if target.name == "new" and (self / "model.gguf").stat().st_size == 6:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuses)
+    with pytest.raises(QuotaExceeded, match="cannot be written"):
+        add(again, b"GGUF22", replace=True)
+    assert again.find("new", "text").path.read_bytes() == b"GGUF1"
+    assert left(again) == ["new"]
+
+
 def test_a_removed_model_takes_what_was_compiled_from_it(store: ModelStore) -> None:
     cache = store.paths.cache
     cache.mkdir(parents=True)
