@@ -65,12 +65,20 @@ class Peers:
             NoSuchSession: it left meanwhile.
         """
         if sender not in self._peers:
+            left: list[Signal] = []
+
+            def changed(signal: Signal) -> None:
+                left.append(signal)
+                self._owner_changed(signal)
+
             # Subscribe before asking, so that no departure falls between the two.
             subscription = await self._connection.subscribe(
-                self._owner_changed, sender=BUS, member="NameOwnerChanged", arg0=sender
+                changed, sender=BUS, member="NameOwnerChanged", arg0=sender
             )
             try:
                 uid = await self.uid(sender)
+                if left:  # read in one turn with the answer, before this task had its own
+                    raise NoSuchSession("the caller left the bus")
             except BaseException:
                 subscription.cancel()
                 raise
