@@ -303,10 +303,9 @@ class ModelStore:
                 with contextlib.suppress(OSError):
                     retired.rename(old)
                 raise
-        except OSError as e:
+        except OSError as e:  # where the old one has no name now, the next start gives it back
             raise QuotaExceeded(f"{self.paths.models} cannot be written: {e.strerror}") from None
-        finally:
-            shutil.rmtree(retired, ignore_errors=True)
+        shutil.rmtree(retired, ignore_errors=True)
 
 
 @contextlib.contextmanager

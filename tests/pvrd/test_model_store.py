@@ -229,6 +229,19 @@ def test_a_model_that_was_being_replaced_is_not_lost(
     assert again.find("new", "text").path.read_bytes() == b"GGUF1"
     assert left(again) == ["new"]
 
+    def refuses_all(self: Path, target: Path) -> Path:
+        if target.name == "new":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuses_all)
+    with pytest.raises(QuotaExceeded, match="cannot be written"):
+        add(again, b"GGUF22", replace=True)
+    monkeypatch.undo()
+    again = ModelStore(store.paths, store.config)
+    assert again.find("new", "text").path.read_bytes() == b"GGUF1"
+    assert left(again) == ["new"]
+
 
 def test_a_removed_model_takes_what_was_compiled_from_it(store: ModelStore) -> None:
     cache = store.paths.cache
