@@ -51,7 +51,7 @@ def test_a_trace_goes_into_files_and_pipes(
     assert file.read_bytes() == TRACE
     os.mkfifo(pipe)
     read: list[bytes] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
     assert main(["trace", str(pipe)]) == 0
     reader.join()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import pytest
 from engine import compile
 from engine.backends import profiles
 from engine.backends.null import NullBackend
+from engine.errors import UnsupportedModel
+from engine.importers import ggml
+from engine.text import compiled
 from engine.text.model import TextModel
 from tests.engine.family_models import CASES, IDS, write_folder, write_gguf, write_tokenizer_json
 
@@ -40,6 +44,47 @@ def test_a_folder(tmp_path: Path, capsys: Capture) -> None:
     assert (facts["arch"], facts["format"], facts["layers"]) == ("qwen3", "f16", 2)
     assert "fuse_qkv" in facts["text"]
     np.testing.assert_array_equal(logits(tmp_path / "qwen3.pvrm"), logits(source))
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q4_0"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_in_how_many_pieces_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, threads: int
+) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"], kind)
+    compiled.write(source, tmp_path / "whole.pvrm", "", "")
+    monkeypatch.setattr(compiled, "_CHUNK_ELEMENTS", 1)  # a tile at a time
+    monkeypatch.setattr(compiled, "_PACKERS", threads)
+    compiled.write(source, tmp_path / "pieces.pvrm", "", "")
+    assert (tmp_path / "pieces.pvrm").read_bytes() == (tmp_path / "whole.pvrm").read_bytes()
+
+
+def test_no_thread_outlives_what_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_gguf(tmp_path / "m.gguf", CASES["llama"])
+    monkeypatch.setattr(compiled, "_CHUNK_ELEMENTS", 1)
+    before = set(threading.enumerate())
+    told: list[float] = []
+
+    def ends(done: float) -> None:
+        told.append(done)
+        raise KeyboardInterrupt
+
+    with source.open("rb") as file:
+        with pytest.raises(KeyboardInterrupt):
+            compiled.compiled_model(file.fileno(), "", ends)
+        assert set(threading.enumerate()) <= before
+        wrong = UnsupportedModel("not this one")
+
+        def refuse(*_: Any) -> Any:
+            raise wrong
+
+        monkeypatch.setattr(ggml, "pack_rows", refuse)
+        with pytest.raises(UnsupportedModel, match="not this one"):
+            compiled.compiled_model(file.fileno(), "")
+    assert set(threading.enumerate()) <= before
+    assert len(told) == 1
 
 
 def test_float_matrices_in_eight_bits(tmp_path: Path, capsys: Capture) -> None:

@@ -156,11 +156,11 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
     done = pvrctl("export", "--mpv", "fast", pipe)
-    reader.join()
     assert done.returncode == 0, done.stderr
+    reader.join()
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert read[0].startswith(b"// nsr-fast: x2")
 
