@@ -129,6 +129,7 @@ def test_a_trace_ends_with_its_caller(daemon: Any, callers: Any, until: Any) -> 
     short = [stays.options(seconds=0.01)]
     call = (NAME, PATH, MANAGER, "Trace", "a{sv}", [leaves.options(seconds=600)], (), None)
     asks(leaves, leaves.connection.call(*call))
+    leaves.call("GetConfig")  # answered: what it asked before is under way
     assert stays.fails("Trace", "a{sv}", short)[0] == "Busy"
     leaves.connection.close()
 
