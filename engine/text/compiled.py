@@ -45,7 +45,7 @@ Importance = Mapping[str, npt.NDArray[np.float64]]
 
 COMPILER = 3  # goes up whenever compiled models of before must not be used any more
 _CHUNK_ELEMENTS = 1 << 19  # elements that are re-packed at a time: they fit a second cache
-_PACKERS = min(4, len(os.sched_getaffinity(0)))  # threads that re-pack
+_PACKERS = 4  # threads at most that re-pack
 _EDGE = 1 << 20  # bytes at both ends of a source file that tell it from others
 
 
@@ -68,6 +68,13 @@ def fingerprint(fd: int) -> str:
     return f"{size:x}-{first:08x}-{last:08x}"
 
 
+def _packers() -> int:
+    """Threads that re-pack: no more than the kernels', which leave cores free for others."""
+    given = os.environ.get("OMP_NUM_THREADS", "")  # the workers set it
+    threads = int(given) if given.isdecimal() else _PACKERS
+    return max(1, min(threads, _PACKERS, len(os.sched_getaffinity(0))))
+
+
 def _weight_chunks(model: Model, weight: Weight, pack: ggml.Packer) -> Iterator[npt.NDArray[Any]]:
     """A weight as kernels read it, a few tiles at a time, which some threads make ahead."""
     k = weight.shape[1]
@@ -82,12 +89,13 @@ def _weight_chunks(model: Model, weight: Weight, pack: ggml.Packer) -> Iterator[
         return values
 
     waiting: deque[Future[npt.NDArray[Any]]] = deque()
-    with ThreadPoolExecutor(_PACKERS) as pool:
+    threads = _packers()
+    with ThreadPoolExecutor(threads) as pool:
         try:
             for part in weight.parts:
                 for piece in pieces(model.source, part, step):
                     waiting.append(pool.submit(packed, *piece))
-                    if len(waiting) > _PACKERS:
+                    if len(waiting) > threads:
                         yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -54,9 +54,18 @@ def test_in_how_many_pieces_changes_nothing(
     source = write_gguf(tmp_path / "m.gguf", CASES["llama"], kind)
     compiled.write(source, tmp_path / "whole.pvrm", "", "")
     monkeypatch.setattr(compiled, "_CHUNK_ELEMENTS", 1)  # a tile at a time
-    monkeypatch.setattr(compiled, "_PACKERS", threads)
+    monkeypatch.setattr(compiled, "_packers", lambda: threads)
     compiled.write(source, tmp_path / "pieces.pvrm", "", "")
     assert (tmp_path / "pieces.pvrm").read_bytes() == (tmp_path / "whole.pvrm").read_bytes()
+
+
+def test_no_more_threads_than_the_kernels_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for given, threads in (("3", 3), ("1", 1), ("64", 4), ("0", 1), ("4,2", 4), ("", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert compiled._packers() == threads
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
+    assert compiled._packers() == 1
 
 
 def test_no_thread_outlives_what_is_broken_off(
