@@ -45,7 +45,7 @@ delay.__name__ = "number of seconds from 0.1 to 3600"
 
 def run(args: argparse.Namespace) -> int:
     """Runs `pvrctl top`; Ctrl-C is its usual end."""
-    screen = not args.json and os.isatty(1) and os.environ.get("TERM", "dumb") != "dumb"
+    screen = not args.json and os.isatty(1) and os.environ.get("TERM") not in (None, "", "dumb")
     try:
         with common.client(args) as client:
             looks = Looks(client, args.all)
