@@ -161,7 +161,8 @@ def write(path: Path, name: str, weights: str, seed: int = 0) -> None:
     """Writes the model of a shape; the file is complete or not there."""
     shape, part = SHAPES[name], path.with_name(f"{path.name}.part")
     writer = gguf.GGUFWriter(str(part), "llama")
-    writer.add_name(f"random-{name}-{weights}")
+    # llama.cpp looks for tokens of its own in models that are called phi3.
+    writer.add_name(f"random-{name}-{weights}".replace("phi3", "phi"))
     _describe(writer, shape)
     for title, rows, columns in shape.matrices():
         nbytes = matrix_bytes(weights, rows, columns)
