@@ -33,6 +33,7 @@ MAX_ITEMS = 16
 # States of what knows the multiples of all numbers that are named: these take 0.3 s, 20 times
 # as many half a minute.
 MAX_MULTIPLE = 10**5
+LEAST = 1024 - 2**63  # of the numbers in a schema: the next float below is -2^63
 # Without no_forcing the library runs ahead through all that has but one way to go on, which a
 # short schema can make gigabytes of.
 _OPTIONS = '%llguidance {"no_forcing": true}\nstart: %json '
@@ -108,6 +109,7 @@ def bounded(schema: str) -> dict[str, Any]:
     out = _bound(parsed, 0)
     assert isinstance(out, dict)
     _check_multiples(out)
+    _check_least(out)
     return {**out, "x-guidance": {"whitespace_flexible": False}}
 
 
@@ -148,14 +150,29 @@ def _check_multiples(schema: Any) -> None:
         )
 
 
-def _values(node: Any, name: str) -> Iterator[Any]:
+def _check_least(schema: Any) -> None:
+    """Of a range that lies at -2^63, or below it, the library looks for a middle until its stack
+    ends, and the process with it.
+    """
+    for node in _nodes(schema):
+        if isinstance(node, int | float) and node < LEAST:
+            raise InvalidArgument(f"The schema has a number below {LEAST}.")
+
+
+def _values(schema: Any, name: str) -> Iterator[Any]:
     """What stands under a name, wherever that is."""
-    if isinstance(node, Mapping):
-        if name in node:
-            yield node[name]
-        node = list(node.values())
-    for item in node if isinstance(node, list) else ():
-        yield from _values(item, name)
+    return (node[name] for node in _nodes(schema) if isinstance(node, Mapping) and name in node)
+
+
+def _nodes(schema: Any) -> Iterator[Any]:
+    """All that a schema has in it, however deep; values of `const` and `enum`, too."""
+    left = [schema]
+    while left:
+        yield (node := left.pop())
+        if isinstance(node, Mapping):
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
 
 
 def _is_number(value: Any) -> bool:

@@ -122,11 +122,35 @@ def test_what_is_open_is_bounded() -> None:
         '{"allOf": [{"multipleOf": 9973, "type": "integer"}, {"multipleOf": 9967}]}',
         '{"type": "number", "multipleOf": 1' + "0" * 400 + "}",
         '{"type": "integer", "minimum": 5, "maximum": 3}',
+        '{"const": -9223372036854775808}',
+        '{"enum": [[0, -9223372036854775807]]}',
+        '{"type": "integer", "minimum": -1e30, "maximum": -1e30}',
     ],
 )
 def test_schemas_that_are_none(model: TextModel, schema: str) -> None:
     with pytest.raises(InvalidArgument, match="schema"):
         Constraint(model.tokenizer, schema).allowed()
+
+
+@pytest.mark.parametrize("least", [-(2**63) + 1024, -(2**53), 2**63 - 1, 10**30])
+def test_large_numbers_are_followed(model: TextModel, least: int) -> None:
+    schema = {"type": "integer", "minimum": least, "maximum": least}
+    for each in ({"const": least}, schema):
+        constraint = Constraint(model.tokenizer, json.dumps(each))
+        while not constraint.done:
+            constraint.accept(int(np.flatnonzero(constraint.allowed())[-1]))
+
+
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a": ', "}")])
+def test_values_as_deep_as_python_reads_them(begin: str, end: str) -> None:
+    """They are followed or refused at any depth, however little is left of Python's stack."""
+    refused = 0
+    for depth in range(800, 1000):
+        try:
+            bounded('{"const": ' + begin * depth + "1" + end * depth + "}")
+        except InvalidArgument:
+            refused += 1
+    assert refused < 200
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,11 @@ def guided(name: str, seconds: float, seed: int, corpus: Path) -> None:
     for data in [*seeds, *kept]:
         (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
     FINDINGS.mkdir(parents=True, exist_ok=True)
+    trying = os.open(FINDINGS / f"{name}-trying", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+
+    def run(data: bytes) -> None:
+        os.ftruncate(trying, os.pwrite(trying, data, 0))  # what a crash of the stack leaves
+        target.run(data)
 
     def mutate(data: bytes, most: int, number: int) -> bytes:
         draw = random.Random(number)
@@ -64,7 +69,7 @@ def guided(name: str, seconds: float, seed: int, corpus: Path) -> None:
         f"-max_total_time={int(seconds)}", f"-max_len={2 * longest + 4096}", f"-seed={seed}",
         "-rss_limit_mb=3072", "-print_final_stats=1", "-verbosity=0",
     ]  # fmt: skip
-    atheris.Setup(arguments, target.run, custom_mutator=mutate)
+    atheris.Setup(arguments, run, custom_mutator=mutate)
     atheris.Fuzz()
 
 
@@ -118,7 +123,13 @@ def main() -> int:
         child = [sys.executable, "-m", "tests.fuzz", args.target, "--seconds", str(seconds)]
         child += ["--seed", str(args.seed), "--corpus", corpus]
         code = subprocess.run(child, check=False).returncode
-    return code if code >= 0 else 1
+    trying = FINDINGS / f"{args.target}-trying"
+    if code >= 0:
+        trying.unlink(missing_ok=True)
+        return code
+    kept = trying.rename(FINDINGS / f"{args.target}-{-code}-{args.seed}")
+    print(f"a finding, which ended the process by signal {-code}: {kept}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
