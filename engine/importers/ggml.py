@@ -117,11 +117,9 @@ def pack_rows(
         UnsupportedModel: values that are no finite numbers or do not fit a half.
     """
     if kind.name == "F16" and (fmt or kind.format) == "f16":  # nothing is rounded
-        bits = raw.view("<u2")
-        infinite = np.uint16(0x7C00)
-        if (bits & infinite).max() == infinite:
-            _check(np.inf, name)
-        return weights.pack_f16(bits.view("<f2").reshape(n, k))
+        magnitudes = raw.view("<u2") & np.uint16(0x7FFF)  # as whole numbers in the same order
+        _check(magnitudes.max().view(np.float16), name)
+        return weights.pack_f16(raw.view("<f2").reshape(n, k))
     if kind.block == 1:
         values = vector(kind, raw).reshape(n, k)
         # One pass over the data: the greatest magnitude is NaN or infinite when any value is.

@@ -90,17 +90,17 @@ def _weight_chunks(model: Model, weight: Weight, pack: ggml.Packer) -> Iterator[
 
     waiting: deque[Future[npt.NDArray[Any]]] = deque()
     threads = _packers()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for part in weight.parts:
-                for piece in pieces(model.source, part, step):
-                    waiting.append(pool.submit(packed, *piece))
-                    if len(waiting) > threads:
-                        yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for part in weight.parts:
+            for piece in pieces(model.source, part, step):
+                waiting.append(pool.submit(packed, *piece))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _weight_blob(model: Model, weight: Weight, pack: ggml.Packer) -> pvrm.Blob:
