@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onnxruntime on the CPU beside us, with the models of onnx_model.py: a process for each of its
-ways that keeps the model loaded, so that runs can be interleaved without a load between them, and
-that tells its own CPU time.
+"""onnxruntime on the CPU beside us, with the models of onnx_model.py.
 
     python -m benchmarks.onnx_peer MODEL.onnx THREADS SPIN
 
-is such a process. To each line `prefill N` or `decode N` on stdin it answers with seconds by the
-clock on the wall and on CPUs: of a prompt of so many tokens, or of so many new ones, each the
-likeliest, behind the last prompt, which is one of 128 at first.
+is a process of peer_process.py: it takes a prompt of so many tokens, or makes so many new ones,
+each the likeliest, behind the last prompt, which is one of 128 at first.
 """
 
 from __future__ import annotations
@@ -17,15 +14,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks import common, peers
-from benchmarks.llama_peer import Stopwatch, Took
 from benchmarks.onnx_model import Missing
+from benchmarks.peer_process import Peer, Process, Stopwatch
 
 SETTINGS = (
     "MatMulNBits in blocks of 32 with float scales (4 bits for q4_0, 8 for q8_0), float32 K and V"
@@ -34,7 +30,6 @@ SETTINGS = (
 )
 PROMPT = 128
 CAPACITY = 256  # tokens for which K and V have room
-_PROBE = {"decode": 8, "prefill": 64}  # tokens by which ways are compared
 
 
 class Decoder:
@@ -104,33 +99,8 @@ class Way:
         return f"accuracy level {self.accuracy}, threads {'spin' if self.spin else 'sleep'}"
 
 
-class _Process:
-    def __init__(self, command: Sequence[str]) -> None:
-        pipe = subprocess.PIPE
-        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=common.ROOT)
-
-    def run(self, kind: str, count: int) -> Took:
-        """One run. Raises Missing where the program ended."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        try:
-            self._child.stdin.write(f"{kind} {count}\n")
-            self._child.stdin.flush()
-            return Took(*map(float, self._child.stdout.readline().split()))
-        except (OSError, TypeError, ValueError):
-            raise Missing(f"onnxruntime ended at {kind} {count}, see stderr") from None
-
-    def close(self) -> None:
-        try:
-            self._child.communicate()
-        except OSError:  # it ended before it read all
-            self._child.wait()
-
-
-class OnnxPeer:
-    """onnxruntime with one model. Each phase (`decode32`, `prefill128`, …) is run in the way that
-    was the fastest at a short one of its kind, the model loaded once for a way that is in use.
-    """
+class OnnxPeer(Peer[Way]):
+    """onnxruntime with one model. Where it does not run the model Missing is raised."""
 
     def __init__(
         self,
@@ -140,54 +110,22 @@ class OnnxPeer:
         program: Sequence[str] = (sys.executable, "-m", "benchmarks.onnx_peer"),
     ) -> None:
         """`models`: the file of each accuracy level, as onnx_model.write gives them."""
-        self._models, self._threads, self._clock = models, threads, clock
+        super().__init__(clock, [Way(level, spin) for level in models for spin in (True, False)])
+        self._models, self._threads = models, threads
         self._program = program
-        self._running: dict[Way, _Process] = {}
-        self.best: dict[str, Way] = {}
 
-    def __enter__(self) -> OnnxPeer:
-        return self
+    def _warm(self, phase: str) -> None:
+        """A whole run: the first of each length binds its arrays."""
+        self.run(phase)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
-        for process in self._running.values():
-            process.close()
-
-    def choose(self, phases: Sequence[str]) -> None:
-        """Finds the best way for each phase, and loads it.
-
-        Raises:
-            Missing: this onnxruntime does not run the model.
-        """
-        found: dict[str, list[tuple[float, Way]]] = {_kind(phase): [] for phase in phases}
-        for way in [Way(level, spin) for level in self._models for spin in (True, False)]:
-            process = self._process(way)
-            try:
-                for kind, times in found.items():
-                    process.run(kind, 4)  # pages, threads, caches
-                    took = [process.run(kind, _PROBE[kind]).by(self._clock) for _ in range(2)]
-                    times.append((min(took), way))
-            finally:
-                process.close()
-        self.best |= {phase: min(found[_kind(phase)])[1] for phase in phases}
-        for phase, way in self.best.items():
-            if way not in self._running:
-                self._running[way] = self._process(way)
-            self.run(phase)
-
-    def run(self, phase: str) -> Took:
-        """One run of a phase that was chosen for."""
-        kind = _kind(phase)
-        return self._running[self.best[phase]].run(kind, int(phase.removeprefix(kind)))
-
-    def _process(self, way: Way) -> _Process:
-        model = self._models[way.accuracy]
-        return _Process([*self._program, str(model), str(self._threads), str(int(way.spin))])
+    def _process(self, way: Way) -> Process:
+        model = str(self._models[way.accuracy])
+        command = [*self._program, model, str(self._threads), str(int(way.spin))]
+        return Process(command, _ended, cwd=common.ROOT)
 
 
-def _kind(phase: str) -> str:
-    return phase.rstrip("0123456789")
+def _ended(line: str) -> Missing:
+    return Missing(f"onnxruntime ended at {line}, see stderr")
 
 
 def version() -> str:

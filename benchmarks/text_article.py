@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common, energy, onnx_model, onnx_peer, peers, text_cpu, text_gpu
-from benchmarks.llama_peer import CLOCKS, LlamaPeer, Stopwatch, Took
+from benchmarks.llama_peer import LlamaPeer
 from benchmarks.onnx_peer import OnnxPeer
+from benchmarks.peer_process import CLOCKS, Stopwatch, Took
 from engine import bench_probe
 from engine.backends.base import Backend
 from engine.backends.cpu import CpuBackend

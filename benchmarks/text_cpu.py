@@ -29,7 +29,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import common, peers
-from benchmarks.llama_peer import CLOCKS, WAYS, LlamaPeer, Stopwatch, Took
+from benchmarks.llama_peer import WAYS, LlamaPeer
+from benchmarks.peer_process import CLOCKS, Stopwatch, Took
 from engine.backends.cpu import CpuBackend
 from engine.text.batch import MAX_LANES, Batch
 from engine.text.model import State, TextModel

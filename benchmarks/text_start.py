@@ -11,7 +11,7 @@ page cache warm by a run before. The peer is given its token's id, ours makes it
 loads the compiled model that pvrd keeps beside the GGUF from the first load on; `first start` rows
 are that first load, which compiles it. The peer is llama_start.cpp with llama.cpp's library, with
 and without its repacking of weights; the sooner counts. llama-bench tells no load time. With
-`--clock cpu` rows are seconds of all threads on CPUs (benchmarks/llama_peer.py says why); the
+`--clock cpu` rows are seconds of all threads on CPUs (benchmarks/peer_process.py says why); the
 medians by the other clock are printed, too.
 """
 
@@ -25,7 +25,8 @@ import sys
 from pathlib import Path
 
 from benchmarks import common, peers
-from benchmarks.llama_peer import CLOCKS, Stopwatch, Took, environment
+from benchmarks.llama_peer import environment
+from benchmarks.peer_process import CLOCKS, Stopwatch, Took
 from benchmarks.text_cpu import model_file
 from tools import random_gguf
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from benchmarks import energy, onnx_model, onnx_peer, peers, text_article, text_cpu
-from benchmarks.llama_peer import Took
 from benchmarks.onnx_model import Missing
+from benchmarks.peer_process import Took
 from tools import random_gguf
 
 TINY = random_gguf.SHAPES["tiny"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from benchmarks import common, llama_peer, peers, text_gpu
+from benchmarks import common, llama_peer, peer_process, peers, text_gpu
 from tools import random_gguf
 
 # Tells what it was asked for as llama-bench does: faster with flash attention, and in the mode
@@ -157,7 +157,7 @@ def test_the_peer_on_the_cpu_runs_in_its_best_way(
             "decode32": llama_peer.Way(repack=True, attention=False),
             "prefill128": llama_peer.Way(repack=False, attention=True),
         }
-        assert peer.run("decode32") == llama_peer.Took(9, 32)
+        assert peer.run("decode32") == peer_process.Took(9, 32)
         assert peer.run("prefill128").by("cpu") == 128
         with pytest.raises(KeyError):
             peer.run("prefill512")
