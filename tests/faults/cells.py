@@ -21,7 +21,7 @@ from tests.faults.daemon import ROOT, Daemon, Held, alive, children, queued, unt
 from tests.faults.place import Place
 from tests.faults.rows import CONFIG, GONE, SLOW_MS, Fault
 from tests.faults.strikes import strike
-from tests.faults.work import BY_NAME, Ask, State, Work
+from tests.faults.work import BY_NAME, EOS, Ask, State, Work
 
 # What a process may grow by in a cell: without a warm start what is compiled and loaded comes on
 # top.
@@ -209,7 +209,9 @@ class Row:
                 assert self.fault.strike == "wrong"
                 since = min(e["since"] for e in named)
                 assert text.ids[:since] == ids[text.ask][:since]
-                assert len(text.ids) == text.ask.tokens
+                # Of wrong tokens one may lead to the model's own end before the last one asked for.
+                ended = text.ids[-1:] == [EOS] and text.events[-1]["reason"] == "stop"
+                assert ended or len(text.ids) == text.ask.tokens
                 ids[text.ask] = text.ids
         work.check(ids)
         ends = [t.events[-1]["device"] for t in work.texts]
