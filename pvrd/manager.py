@@ -234,9 +234,10 @@ class Manager(Object):
         chosen = options.parse(given, options.ADD_MODEL)
         uid = await core.peers.uid(call.sender)
         asks = call.interactive or chosen["interactive"]
-        with core.peers.fds(uid, len(call.fds)):  # a dialog can take minutes
-            await core.polkit.check(call.sender, uid, polkit.MODELS, asks)
-        return await adding.add(core, _take(call, index), uid, name, chosen)
+        async with core.peers.present(call.sender):
+            with core.peers.fds(uid, len(call.fds)):  # a dialog can take minutes
+                await core.polkit.check(call.sender, uid, polkit.MODELS, asks)
+            return await adding.add(core, _take(call, index), uid, name, chosen)
 
     @method("RemoveModel", "name:s", timeout=None)
     async def remove_model(self, call: Call, name: str) -> None:

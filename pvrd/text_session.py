@@ -146,10 +146,11 @@ class TextSession(Session):
         try:
             for fd in files:
                 os.pwrite(fd, data, 0)
-            with core.peers.job(self.uid):
-                return await core.supervisor.attempt(
-                    self.choice, self.model, self.priority, count, lambda _: None
-                )
+            async with core.peers.present(call.sender):
+                with core.peers.job(self.uid):
+                    return await core.supervisor.attempt(
+                        self.choice, self.model, self.priority, count, lambda _: None
+                    )
         finally:
             for fd in files:
                 os.close(fd)

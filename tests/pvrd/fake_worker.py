@@ -171,7 +171,9 @@ class Fake:
                 self.send(t="error", model=m["model"], error="BadModel", message="no model")
         elif kind == "inspect":
             fd = received.take()
-            if os.pread(fd, 4, 0) == b"GGUF":
+            if os.pread(fd, 64, 0) == b"GGUF hang":
+                print("asked", m["job"], file=sys.stderr, flush=True)
+            elif os.pread(fd, 4, 0) == b"GGUF":
                 narrows = b"wide" in os.pread(fd, 64, 0)
                 info = {"kind": "text", "arch": "fake", "licence": "none", "narrows": narrows}
                 self.send(t="inspected", job=m["job"], info=info)
@@ -202,7 +204,10 @@ class Fake:
             text = m.get("text", "")
             if received.fds:
                 text = os.pread(received.fds[0], 1 << 24, 0).decode()
-            self.send(t="count", job=m["job"], tokens=len(text.split()))
+            if text == "hang":
+                print("asked", m["job"], file=sys.stderr, flush=True)
+            else:
+                self.send(t="count", job=m["job"], tokens=len(text.split()))
         elif kind == "video.open":
             fd = received.take()
             ring = mmap.mmap(fd, 0)

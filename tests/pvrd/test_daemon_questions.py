@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that answer when all is known (Embed, Classify, Extract): what ends them early, and what a
+"""Calls that answer when all is known (Embed, Classify, …): what ends them early, and what a
 job may ask for at most.
 """
 
@@ -141,6 +141,48 @@ def test_a_trace_ends_with_its_caller(daemon: Any, callers: Any, until: Any) -> 
         return True
 
     until(traced, "the end of the trace whose caller left")
+
+
+def test_counting_ends_with_its_caller(daemon: Any, callers: Any, until: Any) -> None:
+    stays, leaves, looks = callers(), callers(), callers()
+    looks.state("gpu")
+
+    def running() -> int:
+        return int(plain(looks.call("GetStatistics").body[0])["jobs"]["running"])
+
+    # Who stays asked first: a method's time would end that one's call before the other's.
+    for number, caller in enumerate((stays, leaves), 1):
+        path = caller.open_text()
+        asks(caller, caller.connection.call(NAME, path, TEXT, "CountTokens", "s", ["hang"]))
+        until(lambda wanted=number: running() == wanted)
+    leaves.connection.close()
+    until(lambda: running() < 2, "the end of the job whose caller left")
+    assert running() == 1, "the other one is still under way"
+
+
+def test_adding_a_model_ends_with_its_caller(
+    daemon: Any, callers: Any, until: Any, tmp_path: Path
+) -> None:
+    stays, leaves = callers(), callers()
+    stays.state("gpu")
+    file, sound = tmp_path / "model", tmp_path / "sound"
+    file.write_bytes(b"GGUF hang")
+    sound.write_bytes(b"GGUF and no more")
+    models = daemon.folder / "state" / "pvrd" / "models"
+    count, fds = len(asked(daemon)), daemon.fds()
+    with file.open("rb") as opened:
+        body = [0, "new", {}]
+        asks(leaves, leaves.connection.call(
+            NAME, PATH, MANAGER, "AddModel", "hsa{sv}", body, [opened.fileno()], None
+        ))  # fmt: skip
+        until(lambda: asked(daemon)[count:])
+    assert list(models.glob(".new-*"))
+    leaves.connection.close()
+    until(lambda: not list(models.glob(".new-*")), "the end of what was added")
+    until(lambda: daemon.fds() <= fds, "the end of its files")
+    with sound.open("rb") as opened:
+        stays.call("AddModel", "hsa{sv}", body, [opened.fileno()])
+    stays.call("RemoveModel", "s", ["new"])
 
 
 def test_an_extract_that_is_cancelled_says_so(session: str, caller: Any) -> None:
