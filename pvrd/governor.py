@@ -29,7 +29,7 @@ from pvrd.config import Config
 # Level of contention -> share of the device's time; the last one is the CPU.
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.25)
 ON_CPU = len(SHARES) - 1
-# Level of heat -> share of a slice's workgroups.
+# Level of heat -> share of a slice's workgroups, and of the time (supervisor.orders).
 SCALES = (1.0, 0.75, 0.5, 0.25)
 # Enter and leave, level by level.
 CANARY = ((2.0, 3.0, 4.5, 8.0), (1.5, 2.2, 3.2, 5.0))
@@ -91,7 +91,7 @@ class Decision:
 
     device: str = "gpu"  # gpu or cpu: where new and running work goes
     slice_ms: float = 20.0  # the longest slice
-    group_scale: float = 1.0  # workgroups of a slice, as a share of what it would have
+    group_scale: float = 1.0  # of a slice's workgroups, and of either device's time: heat
     precision: str = "full"  # full (FP16, INT8) or low (INT4, small networks), for new jobs
     share: float = 1.0  # of the device's time that all work together may take, 0..1
     refresh_hz: float = 0.0  # of a compositor at work: slices keep out of its way; 0: none is known

@@ -30,12 +30,15 @@ _T = TypeVar("_T")
 
 def orders(decision: Decision, kind: str) -> dict[str, Any]:
     """What a worker of this kind is told of a decision. A share of the GPU is none of the CPU. The
-    CPU's threads are interrupted by the kernel anyway: short slices would only cost there.
+    CPU's threads are interrupted by the kernel anyway: short slices would only cost there. Heat
+    takes of both devices' time what it takes of a slice: smaller slices one after the other warm
+    as much as large ones.
     """
+    share = decision.share if kind == "gpu" else 1.0
     return {
         "slice_ms": decision.slice_ms if kind == "gpu" else max(decision.slice_ms, CPU_SLICE_MS),
         "group_scale": decision.group_scale,
-        "share": decision.share if kind == "gpu" else 1.0,
+        "share": min(share, decision.group_scale),
         "parked": decision.parked,
         "refresh_hz": decision.refresh_hz if kind == "gpu" else 0.0,
     }

@@ -155,3 +155,12 @@ def test_the_cpu_is_told_no_short_slices() -> None:
     short = Decision(slice_ms=2.0, share=0.5)
     assert orders(short, "gpu")["slice_ms"] == 2.0
     assert orders(short, "cpu")["slice_ms"] == CPU_SLICE_MS
+    assert [orders(short, kind)["share"] for kind in ("gpu", "cpu")] == [0.5, 1.0]
+
+
+def test_heat_takes_of_both_devices_time() -> None:
+    """Smaller slices alone, one after the other, would not cool anything."""
+    hot = Decision(share=0.75, group_scale=0.25)
+    assert [orders(hot, kind)["share"] for kind in ("gpu", "cpu")] == [0.25, 0.25]
+    warm = Decision(share=0.5, group_scale=0.75)
+    assert [orders(warm, kind)["share"] for kind in ("gpu", "cpu")] == [0.5, 0.75]
