@@ -10,8 +10,8 @@ gpu      a compositor of the benchmark's own on a real GPU, alone, beside pvrd a
          it works and says nothing of times
 weston   Weston without a screen beside pvrd's CPU path (benchmarks/qos_weston)
 control  reading a property of pvrd while both its workers are saturated (benchmarks/qos_control)
-days     the governor on recorded days against static policies, by a model of power
-         (benchmarks/qos_days)
+days     the governor on recorded days against static policies and its bounds, by a model of power
+         (benchmarks/qos_days, qos_life, qos_power)
 
 On an H200, where a command has ten minutes, in two commands (PVRD_LLAMA_VULKAN: the folder of a
 llama-bench with Vulkan; dbus-daemon is needed; nothing is fetched):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import common, qos_compositor, qos_days, qos_gpu
+from benchmarks import common, qos_compositor, qos_days, qos_gpu, qos_life, qos_power
 from benchmarks.qos_compositor import Beat, Scene, calibrate
 from benchmarks.qos_programs import Frames
 
@@ -127,19 +127,47 @@ def test_days_are_the_same_each_time() -> None:
     assert list(qos_days.rows()) == list(qos_days.rows())
 
 
-def test_the_governor_lies_between_the_static_policies() -> None:
+@pytest.mark.parametrize("use", qos_life.USES, ids=lambda use: use.name)
+def test_the_governor_lies_between_the_static_policies(use: qos_life.Use) -> None:
     ours, full, low = (
-        qos_days.life(policy)
-        for policy in (qos_days.governed(), qos_days.always("full"), qos_days.always("low"))
+        qos_life.life(policy, use)
+        for policy in (qos_power.governed(), qos_power.always("full"), qos_power.always("low"))
     )
     assert full.hours < ours.hours < low.hours
     assert full.per_joule < ours.per_joule < low.per_joule
-    assert 0 < ours.full < ours.tokens
+    assert 0 < ours.full < ours.units
     assert all(a >= b for a, b in itertools.pairwise(ours.charge))
+    # The same work at any time, and as much longer as the rule can make it.
+    assert ours.units / ours.hours == pytest.approx(full.units / full.hours)
+    most = qos_life.bound(full.share, use.machine.saved) * full.hours
+    assert ours.hours == pytest.approx(most, rel=0.02)
+
+
+@pytest.mark.parametrize("use", qos_life.USES, ids=lambda use: use.name)
+def test_the_claim_holds_where_work_takes_enough_of_the_energy(use: qos_life.Use) -> None:
+    static = qos_life.life(qos_power.always("full"), use)
+    needed = qos_life.share_for(qos_life.CLAIM, use.machine.saved)
+    assert qos_life.bound(needed, use.machine.saved) == pytest.approx(qos_life.CLAIM)
+    ours = qos_life.life(qos_power.governed(), use)
+    if abs(static.share - needed) > 0.05:
+        assert (ours.hours > qos_life.CLAIM * static.hours) == (static.share > needed)
+    low = qos_life.low_for(qos_life.CLAIM, static.share, use.machine.saved)
+    if qos_life.RULE < low < 1:
+        sooner = qos_life.life(qos_power.governed(battery_low=100 * low), use)
+        assert sooner.hours / static.hours == pytest.approx(qos_life.CLAIM, rel=0.02)
 
 
 def test_the_governor_keeps_a_board_cool_and_a_desktop_smooth() -> None:
-    assert qos_days.heat(qos_days.governed()).hot_s < qos_days.heat(qos_days.always("full")).hot_s
-    ours, static = (qos_days.bursts(p) for p in (qos_days.governed(), qos_days.always("full")))
+    ours, static = (qos_days.heat(p) for p in (qos_power.governed(), qos_power.always("full")))
+    assert ours.hot_s < static.hot_s
+    ours, static = (qos_days.bursts(p) for p in (qos_power.governed(), qos_power.always("full")))
     assert 5 * ours.missed < static.missed
-    assert ours.tokens > 0.5 * static.tokens
+    assert ours.units > 0.5 * static.units
+
+
+def test_heat_that_only_made_slices_smaller_would_cool_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    static = qos_days.heat(qos_power.always("full"))
+    monkeypatch.setattr(qos_days, "orders", lambda decision, kind: {"share": 1.0})
+    assert qos_days.heat(qos_power.governed()).hot_s == static.hot_s
