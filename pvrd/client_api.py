@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from pvrd.activate import NAME
 from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply
 from pvrd.bus_values import V, plain
-from pvrd.client_stream import vectors
+from pvrd.client_stream import counted_rows, vectors
 from pvrd.errors import (
     NAMES,
     PREFIX,
@@ -391,6 +391,16 @@ def embed(texts: Sequence[str], settings: Mapping[str, Any]) -> Call[list[list[f
         return vectors(_fd(reply), len(texts))
 
     return Call(TEXT, "Embed", "asa{sv}", [list(texts), options(settings)], read)
+
+
+def embed_counted(texts: Sequence[str]) -> Call[tuple[list[bytes], int]]:
+    """Each vector as float32 (little-endian), and how many tokens all texts have together."""
+
+    def read(reply: Reply) -> tuple[list[bytes], int]:
+        return counted_rows(_fd(reply), len(texts))
+
+    body = [list(texts), {"count_tokens": V("b", True)}]
+    return Call(TEXT, "Embed", "asa{sv}", body, read)
 
 
 def classify(

@@ -103,13 +103,33 @@ class Progress(TextStream):
     """The lines of a progress pipe: {type: progress, done, total}, then {type: end, …}."""
 
 
-def vectors(fd: int, count: int) -> list[list[float]]:
-    """The `count` vectors (float32, little-endian) that Embed answered with; closes the fd."""
+def _whole(fd: int) -> bytes:
+    """All of a memfd, which is closed."""
     try:
-        data = array.array("f", os.pread(fd, os.fstat(fd).st_size, 0))
+        return os.pread(fd, os.fstat(fd).st_size, 0)
     finally:
         os.close(fd)
+
+
+def _rows(data: bytes, count: int) -> list[bytes]:
+    size = len(data) // count
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def floats(row: bytes) -> list[float]:
+    """The numbers of a vector (float32, little-endian)."""
+    data = array.array("f", row)
     if sys.byteorder == "big":
         data.byteswap()
-    width = len(data) // count
-    return [data[at : at + width].tolist() for at in range(0, len(data), width)]
+    return data.tolist()
+
+
+def vectors(fd: int, count: int) -> list[list[float]]:
+    """The `count` vectors (float32, little-endian) that Embed answered with; closes the fd."""
+    return [floats(row) for row in _rows(_whole(fd), count)]
+
+
+def counted_rows(fd: int, count: int) -> tuple[list[bytes], int]:
+    """The same as they lie there, and the number of tokens that Embed was asked to put behind."""
+    data = _whole(fd)
+    return _rows(data[:-8], count), int.from_bytes(data[-8:], "little")

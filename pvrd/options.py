@@ -67,7 +67,10 @@ EXTRACT: Mapping[str, Option] = {
     "instruction": Option("str", "", length=1 << 14),
 }
 
-EMBED: Mapping[str, Option] = {"pooling": Option("str", "mean", choices=("mean", "last"))}
+EMBED: Mapping[str, Option] = {
+    "pooling": Option("str", "mean", choices=("mean", "last")),
+    "count_tokens": Option("bool", False),
+}
 
 CLASSIFY: Mapping[str, Option] = {
     "question": Option("str", "", length=1 << 14),

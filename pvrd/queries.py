@@ -116,6 +116,18 @@ async def ask(
         os.close(result)
 
 
+def append(result: int, data: bytes) -> None:
+    """Puts something behind the answer in a memfd.
+
+    Raises:
+        OutOfMemory
+    """
+    try:
+        os.pwrite(result, data, os.fstat(result).st_size)
+    except OSError as e:
+        raise OutOfMemory(f"an answer has no room: {e.strerror}") from None
+
+
 def texts(given: list[str]) -> list[str]:
     """Texts to embed, checked.
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import secrets
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -159,9 +160,12 @@ class TextSession(Session):
     async def embed(self, call: Call, texts: list[str], given: dict[str, Any]) -> Answer:
         """A memfd with a row of float32 (little-endian, length 1) for each text."""
         chosen = options.parse(given, options.EMBED)
+        counted = chosen.pop("count_tokens")
         asked = {"texts": queries.texts(texts), **chosen}
-        _, result = await queries.ask(self, "embed", asked)
+        told, result = await queries.ask(self, "embed", asked)
         try:
+            if counted:
+                queries.append(result, struct.pack("<Q", max(0, int(told.get("tokens", 0)))))
             fds.seal(result, fds.SEAL_SHRINK | fds.SEAL_GROW | fds.SEAL_WRITE)
             return Answer([0], [fds.read_only(result)])
         finally:

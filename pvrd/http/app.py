@@ -8,7 +8,6 @@ import base64
 import contextlib
 import hmac
 import json
-import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -20,9 +19,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pvrd.client_async import AsyncClient, AsyncText
+from pvrd.client_stream import floats
 from pvrd.errors import Internal, PvrdError
 from pvrd.http import answers, asked
 from pvrd.http.asked import Refused
+from pvrd.http.embedding import embedded
 from pvrd.http.failures import answer, described
 from pvrd.http.pool import Pool
 
@@ -159,10 +160,9 @@ class Api:
         if form not in ("float", "base64"):
             raise Refused(400, "encoding_format has to be float or base64", param="encoding_format")
 
-        async def work() -> tuple[list[list[float]], int, str]:
+        async def work() -> tuple[list[bytes], int, str]:
             async with self._pool.session(model) as session:
-                rows = await session.embed(texts)
-                tokens = sum([await session.count_tokens(text) for text in texts])
+                rows, tokens = await embedded(session, texts)
                 return rows, tokens, str((await session.properties())["Model"])
 
         rows, tokens, name = await _unless_gone(request, work())
@@ -211,10 +211,8 @@ class Api:
         )
 
 
-def _row(row: list[float], form: str) -> list[float] | str:
-    if form == "float":
-        return row
-    return base64.b64encode(struct.pack(f"<{len(row)}f", *row)).decode()
+def _row(row: bytes, form: str) -> list[float] | str:
+    return floats(row) if form == "float" else base64.b64encode(row).decode()
 
 
 async def _collect(source: AsyncIterator[dict[str, Any]], made: answers.Answer) -> None:

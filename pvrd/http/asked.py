@@ -16,6 +16,7 @@ _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant"
           "tool": "tool"}  # fmt: skip
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _TOP_LOGPROBS = 20
+MOST_TEXTS = 2048  # of a request for embeddings, as OpenAI's own
 _INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "mirostat")
 _NUMBERS = (
     "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repeat_penalty",
@@ -163,12 +164,16 @@ def texts(body: Mapping[str, Any]) -> list[str]:
     """What to embed.
 
     Raises:
-        Refused: it is no text, or none.
+        Refused: it is no text, or none; one is empty, or there are too many.
     """
     given = body.get("input")
     listed = [given] if isinstance(given, str) else given
     if not isinstance(listed, list) or not listed or not all(isinstance(t, str) for t in listed):
         raise _bad("input", "has to be a text or a list of texts; token numbers are not taken")
+    if not all(listed):
+        raise _bad("input", "has a text that is empty")
+    if len(listed) > MOST_TEXTS:
+        raise _bad("input", f"has {len(listed)} texts; it may have {MOST_TEXTS}")
     return listed
 
 

@@ -22,10 +22,12 @@ __all__ = ["bus", "start"]
 
 
 class Server:
-    """A running pvr-http: its address and its token."""
+    """A running pvr-http: its address and its token, and the bus that it is on."""
 
-    def __init__(self, base: str, token: str, process: subprocess.Popen[str], home: Path) -> None:
-        self.base, self.token, self.process, self.home = base, token, process, home
+    def __init__(
+        self, base: str, token: str, process: subprocess.Popen[str], home: Path, bus: str
+    ) -> None:
+        self.base, self.token, self.process, self.home, self.bus = base, token, process, home, bus
 
 
 @contextmanager
@@ -44,7 +46,7 @@ def serving(address: str, home: Path, *more: str) -> Iterator[Server]:
             line = process.stderr.readline()
             found = re.search(r"http://\S+", line)
             assert found, line + process.stderr.read()
-            yield Server(found[0], told.stdout.strip(), process, home)
+            yield Server(found[0], told.stdout.strip(), process, home, address)
         finally:
             process.terminate()
             said = process.stderr.read()

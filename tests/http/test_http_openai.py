@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 
 import openai
 import pytest
 
+from pvrd.client import Client
 from tests.http.conftest import Server
 
 pytestmark = pytest.mark.bus
@@ -19,6 +21,12 @@ SCHEMA = {
     "required": ["sunny", "degrees"],
     "additionalProperties": False,
 }
+
+
+@pytest.fixture
+def watcher(real: Server) -> Iterator[Client]:
+    with Client(real.bus) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +144,25 @@ def test_embeddings(client: openai.OpenAI) -> None:
     assert rows[0] == pytest.approx(plain.data[0].embedding)
     assert math.hypot(*rows[0]) == pytest.approx(1, abs=1e-4)
     assert made.usage.prompt_tokens > 0
+
+
+def test_embeddings_of_many_texts_take_few_calls_and_keep_their_order(
+    client: openai.OpenAI, watcher: Client
+) -> None:
+    texts = [f"text {n % 7} " * (n % 5 + 1) for n in range(1100)]  # more than a call may have
+    before = watcher.statistics()["jobs"]["done"]
+    made = client.embeddings.create(model="tiny", input=texts)
+    assert 2 <= watcher.statistics()["jobs"]["done"] - before < len(texts) // 10
+    rows = [e.embedding for e in made.data]
+    assert [e.index for e in made.data] == list(range(len(texts)))
+    single = {t: client.embeddings.create(model="tiny", input=t) for t in set(texts)}
+    for text, row in zip(texts, rows, strict=True):
+        assert row == pytest.approx(single[text].data[0].embedding, abs=1e-6)
+    assert made.usage.prompt_tokens == sum(single[t].usage.prompt_tokens for t in texts)
+    texts[700] = "word " * 500
+    with pytest.raises(openai.BadRequestError) as full:
+        client.embeddings.create(model="tiny", input=texts)
+    assert full.value.code == "context_length_exceeded"
 
 
 def test_what_pvrd_refuses_has_its_status(client: openai.OpenAI) -> None:

@@ -136,7 +136,9 @@ def test_what_else_is_refused(server: Server) -> None:
     refused(server, 405, "/v1/models", {})
     big = b'{"model": "' + b"x" * (1 << 20) + b'"}'
     assert refused(server, 413, "/v1/completions", big)["code"] == "request_too_large"
-    refused(server, 400, "/v1/embeddings", {"model": "default", "input": [[1, 2]]})
+    for texts, word in ([[1, 2]], "token numbers"), (["a", ""], "empty"), (["a"] * 2049, "2048"):
+        error = refused(server, 400, "/v1/embeddings", {"model": "default", "input": texts})
+        assert (error["param"], word in error["message"]) == ("input", True)
     refused(server, 400, "/v1/completions", {"model": "default", "prompt": ["a", "b"]})
 
 
@@ -157,6 +159,23 @@ def test_a_client_that_goes_cancels_its_job(server: Server, bus: str, stream: bo
             reply.close()
         connection.close()
         wait_for(lambda: watcher.statistics()["jobs"]["cancelled"] > before, "the cancelling")
+
+
+def test_embeddings_end_with_their_client(server: Server, bus: str) -> None:
+    """The one who went had texts for several calls; no more is done than what was begun."""
+    texts = ["x" * 5000, "hang", "x" * 9000]
+    connection = http.client.HTTPConnection(urlsplit(server.base).netloc, timeout=30)
+    body = json.dumps({"model": "default", "input": texts})
+    with Client(bus) as watcher:
+        before = watcher.statistics()["jobs"]
+        headers = {"Authorization": f"Bearer {server.token}"}
+        connection.request("POST", "/v1/embeddings", body, headers)
+        wait_for(lambda: watcher.statistics()["jobs"]["done"] > before["done"], "the first call")
+        wait_for(lambda: watcher.statistics()["jobs"]["running"], "the second call")
+        connection.close()
+        wait_for(lambda: not watcher.statistics()["jobs"]["running"], "the end of it")
+        after = watcher.statistics()["jobs"]
+    assert (after["done"], after["cancelled"]) == (before["done"] + 1, before["cancelled"] + 1)
 
 
 def test_a_client_that_goes_before_it_has_asked_is_no_fault(
