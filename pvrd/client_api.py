@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from pvrd.activate import NAME
 from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply
 from pvrd.bus_values import V, plain
-from pvrd.client_stream import counted_rows, vectors
+from pvrd.client_stream import counted_rows, floats, vectors
 from pvrd.errors import (
     NAMES,
     PREFIX,
@@ -66,6 +66,7 @@ OPTIONS = {
     "schema": "s",
     "instruction": "s",
     "pooling": "s",
+    "count_tokens": "b",
     "question": "s",
     "calibrate": "b",
     "width": "u",
@@ -387,7 +388,11 @@ def count_tokens(text: str) -> Call[int]:
 
 
 def embed(texts: Sequence[str], settings: Mapping[str, Any]) -> Call[list[list[float]]]:
+    counted = bool(settings.get("count_tokens"))  # it tells vectors alone
+
     def read(reply: Reply) -> list[list[float]]:
+        if counted:
+            return [floats(row) for row in counted_rows(_fd(reply), len(texts))[0]]
         return vectors(_fd(reply), len(texts))
 
     return Call(TEXT, "Embed", "asa{sv}", [list(texts), options(settings)], read)
@@ -399,7 +404,7 @@ def embed_counted(texts: Sequence[str]) -> Call[tuple[list[bytes], int]]:
     def read(reply: Reply) -> tuple[list[bytes], int]:
         return counted_rows(_fd(reply), len(texts))
 
-    body = [list(texts), {"count_tokens": V("b", True)}]
+    body = [list(texts), options({"count_tokens": True})]
     return Call(TEXT, "Embed", "asa{sv}", body, read)
 
 

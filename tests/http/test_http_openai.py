@@ -159,6 +159,8 @@ def test_embeddings_of_many_texts_take_few_calls_and_keep_their_order(
     for text, row in zip(texts, rows, strict=True):
         assert row == pytest.approx(single[text].data[0].embedding, abs=1e-6)
     assert made.usage.prompt_tokens == sum(single[t].usage.prompt_tokens for t in texts)
+    with watcher.open_text({"model": "tiny", "context": 128}) as session:
+        assert session.embed(texts[:3], {"count_tokens": True}) == session.embed(texts[:3], {})
     texts[700] = "word " * 500
     with pytest.raises(openai.BadRequestError) as full:
         client.embeddings.create(model="tiny", input=texts)
