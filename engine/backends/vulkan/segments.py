@@ -93,7 +93,7 @@ class Segments:
                 commands = [command for part in run for command in self._commands(part, cut)]
                 self._ready[run] = exe._backend._device.submission(commands)
             began = time.perf_counter()
-            exe._backend._submit(self._ready[run], run[0].number == 0)
+            exe._backend._submit(self._ready[run])
             spent += time.perf_counter() - began
 
         while at < len(parts) and not (parts[at].number == 0 and done and stop()):
