@@ -245,8 +245,10 @@ def _read(path: Path, needed: bool) -> dict[str, Any]:
         if needed:
             raise ConfigError(f"{path}: there is no such file") from None
         return {}
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         why = e.strerror if isinstance(e, OSError) else str(e)
+        if isinstance(e, RecursionError):
+            why = "it is nested too deeply"
         raise ConfigError(f"{path}: {why}") from None
     flat = {}
     for section, content in tables.items():

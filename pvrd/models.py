@@ -391,8 +391,9 @@ def describe(store: ModelStore) -> list[dict[str, Any]]:
         for key in ("sha256", "licence", "origin", "arch"):
             if model.details.get(key):
                 item[key] = str(model.details[key])
-        if isinstance(model.details.get("added"), int):
-            item["added"] = model.details["added"]
+        added = model.details.get("added")
+        if isinstance(added, int) and 0 <= added < 1 << 64:  # what the bus can carry
+            item["added"] = int(added)
         out.append(item)
     return out
 

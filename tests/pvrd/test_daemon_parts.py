@@ -195,6 +195,14 @@ def test_a_value_out_of_range_is_shown_as_it_is(tmp_path: Path) -> None:
         config.load(paths(tmp_path), file)
 
 
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = " + "{a = " * 5000])
+def test_a_file_nested_too_deeply(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"c\.toml: it is nested too deeply$"):
+        config.load(paths(tmp_path), file)
+
+
 def test_places() -> None:
     system = Paths.find(True, {"STATE_DIRECTORY": "/s/a:/s/b"})
     assert (str(system.config), str(system.models)) == ("/etc/pvrd", "/s/a/models")

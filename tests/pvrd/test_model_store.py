@@ -100,6 +100,35 @@ def test_where_models_lie(store: ModelStore, tmp_path: Path) -> None:
     assert listed["big"]["size"] == 10
 
 
+@pytest.mark.parametrize(
+    "told",
+    ['file = "a\\u0000b"', "x = " + "[" * 5000, "# " + "x" * (1 << 20), "FIFO"],
+    ids=["nul", "deep", "long", "pipe"],
+)
+def test_a_damaged_model_toml_hides_its_own_model_alone(store: ModelStore, told: str) -> None:
+    put(store.paths.models, "good/model.gguf")
+    put(store.paths.models, "good/model.toml", b'kind = "text"\nfile = "model.gguf"\n')
+    put(store.paths.models, "odd/model.gguf")
+    if told == "FIFO":
+        os.mkfifo(store.paths.models / "odd/model.toml")
+    else:
+        put(store.paths.models, "odd/model.toml", told.encode())
+    assert set(store.all()) == {"good"}
+
+
+@pytest.mark.parametrize(
+    ("added", "shown"), [("-5", None), ("99999999999999999999", None), ("7", 7)]
+)
+def test_when_a_model_was_added_is_a_number_that_the_bus_carries(
+    store: ModelStore, added: str, shown: int | None
+) -> None:
+    put(store.paths.models, "m/model.gguf")
+    told = f'kind = "text"\nfile = "model.gguf"\nadded = {added}\n'
+    put(store.paths.models, "m/model.toml", told.encode())
+    (item,) = models.describe(store)
+    assert item.get("added") == shown
+
+
 def test_two_files_of_one_name(store: ModelStore) -> None:
     shared = store.paths.shared_models[0]
     put(shared, "A b.gguf")
