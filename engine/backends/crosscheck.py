@@ -36,7 +36,7 @@ from engine.backends.base import (
     RunStats,
     WeightSet,
 )
-from engine.backends.cpu import as_bytes
+from engine.backends.host import as_bytes
 from engine.backends.selftest import Quarantined
 from engine.pace import ASIDE, LIMIT
 from engine.program import Binding, Call, Program

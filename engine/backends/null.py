@@ -23,7 +23,7 @@ from engine.backends.base import (
     Limits,
     RunStats,
 )
-from engine.backends.cpu import CpuWeights, HostExecutable
+from engine.backends.host import HostExecutable, HostWeights
 from engine.errors import DeviceLost, InvalidArgument
 from engine.program import Call, Program
 from kernels.contract import PARAM_WORDS
@@ -38,7 +38,7 @@ class NullExecutable(HostExecutable):
         self,
         counters: dict[str, int],
         program: Program,
-        weights: CpuWeights,
+        weights: HostWeights,
         reference: bool,
         lost: Callable[[], bool],
         lent: Lent = NOTHING,
@@ -96,8 +96,8 @@ class NullBackend:
             limits=limits or Limits(),
         )
 
-    def weights(self, blobs: Mapping[str, Array]) -> CpuWeights:
-        return CpuWeights(blobs)
+    def weights(self, blobs: Mapping[str, Array]) -> HostWeights:
+        return HostWeights(blobs)
 
     def executable(self, program: Program, weights: Any, lent: Lent = NOTHING) -> NullExecutable:
         def lost() -> bool:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from engine.backends.base import COUNTERS, NOTHING, Array, DeviceInfo, RunStats
-from engine.backends.cpu import MAX_BINDINGS, MAX_PUSH_WORDS, CpuWeights, HostExecutable
+from engine.backends.cpu import MAX_BINDINGS, MAX_PUSH_WORDS
+from engine.backends.host import HostExecutable, HostWeights
 from engine.program import Call, Program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -120,8 +121,8 @@ class Emulated:
     def _environment(self, cpu: Cpu) -> dict[str, str]:
         return {**os.environ, "HWPROBE": cpu.hwprobe}
 
-    def weights(self, blobs: Mapping[str, Array]) -> CpuWeights:
-        return CpuWeights(blobs)
+    def weights(self, blobs: Mapping[str, Array]) -> HostWeights:
+        return HostWeights(blobs)
 
     def executable(self, program: Program, weights: Any, lent: Any = NOTHING) -> EmulatedExecutable:
         return EmulatedExecutable(self, program, weights)
@@ -138,7 +139,7 @@ class Emulated:
 class EmulatedExecutable(HostExecutable):
     """Buffers here, slices there."""
 
-    def __init__(self, backend: Emulated, program: Program, weights: CpuWeights) -> None:
+    def __init__(self, backend: Emulated, program: Program, weights: HostWeights) -> None:
         super().__init__(dict.fromkeys(COUNTERS, 0), program, weights)
         self._backend = backend
 

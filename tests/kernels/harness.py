@@ -16,7 +16,7 @@ import pytest
 import kernels
 from engine.backends import cpu
 from engine.backends.base import Backend
-from engine.backends.cpu import HostExecutable
+from engine.backends.host import HostExecutable
 from engine.program import Binding, Buffer, Call, Program
 from kernels.contract import PARAM_WORDS, Groups
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from engine.backends.base import LARGE, NOTHING, NOWHERE, Array, Into, Lent, RunStats
-from engine.backends.cpu import as_bytes
 from engine.backends.gate import Range, call_misfit
+from engine.backends.host import as_bytes
 from engine.backends.vulkan import api
 from engine.backends.vulkan.ferry import Ferry
 from engine.backends.vulkan.hazards import Hazards

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from engine.backends import cpu
+from engine.backends.host import ALIGN, aligned
 from engine.errors import InvalidArgument
 from tests.engine.backends.conftest import PARAMS, chain, chain_data
 
@@ -90,7 +91,7 @@ def test_kernels_that_are_not_built(tmp_path: Path) -> None:
 
 
 def test_weights_are_views_of_the_mapping() -> None:
-    mapped = cpu.aligned(4096)
+    mapped = aligned(4096)
     weights = cpu.CpuBackend(1).weights({"w": mapped[:1024]})
     mapped[5] = 7
     assert weights.blobs["w"][5] == 7
@@ -98,10 +99,10 @@ def test_weights_are_views_of_the_mapping() -> None:
 
 
 def test_unaligned_weights_are_copied_to_where_kernels_can_read_them() -> None:
-    mapped = cpu.aligned(4096)
+    mapped = aligned(4096)
     mapped[:] = np.arange(4096) % 251
     weights = cpu.CpuBackend(1).weights({"w": mapped[4:1028]})
-    assert weights.blobs["w"].ctypes.data % cpu.ALIGN == 0
+    assert weights.blobs["w"].ctypes.data % ALIGN == 0
     assert (weights.blobs["w"] == mapped[4:1028]).all()
 
 

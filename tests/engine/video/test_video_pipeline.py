@@ -13,6 +13,7 @@ import pytest
 
 from engine.backends import cpu
 from engine.backends.base import Backend
+from engine.backends.host import aligned
 from engine.backends.null import NullBackend
 from engine.errors import DeviceLost, InvalidArgument
 from engine.pvrm import Pvrm
@@ -371,7 +372,7 @@ def test_a_cpu_writes_results_where_they_go(cpu_backend: Backend, model: VideoMo
     src, found = noise(fmt), []
     ends = [p.offset + p.nbytes for p in out.planes()]
     for tile, shift, straight in ((0, 0, True), (0, 4, False), (32, 0, False)):
-        memory = cpu.aligned(ends[-1] + 64)[shift:]
+        memory = aligned(ends[-1] + 64)[shift:]
         target = frames.views(memory, out.planes(), 0)
         pipeline = VideoPipeline(cpu_backend, model, fmt, tile=tile)
         for _ in range(2):
