@@ -53,6 +53,12 @@ PVR_INLINE vf matvec_tile(const matvec_x *v, const uint32_t *w, size_t tile) {
     return sum;
 }
 
+/* Writes a tile's rows, of which the last tile may have less than 16. */
+PVR_INLINE void matvec_store(const pvr_call *call, float *y, size_t tile, vf sum) {
+    const size_t rows = call->push[1] - tile * LANES;
+    weights_store(y + tile * LANES, sum, rows < LANES ? rows : LANES, call->push[3]);
+}
+
 /* Tiles of 16 rows, shared out over the team in one run each. Every thread rounds all of x for
  * itself, into `quants`: that is a microsecond, no more than a barrier would be. */
 static inline void matvec_multiply(const pvr_call *call, const pvr_team *team, const uint32_t *w,
@@ -62,11 +68,23 @@ static inline void matvec_multiply(const pvr_call *call, const pvr_team *team, c
     y += call->push[4];
     size_t begin, end;
     pvr_split(team, (n + LANES - 1) / LANES, &begin, &end);
-    for (size_t tile = begin; tile < end; tile++) {
-        const size_t rows = n - tile * LANES;
-        const vf sum = matvec_tile(&vector, w, tile);
-        weights_store(y + tile * LANES, sum, rows < LANES ? rows : LANES, call->push[3]);
+#if !defined(PVR_RVV)
+    if (WEIGHTS_RUNS > 1 && vector.fmt == PVR_Q4) {
+        const size_t run = (end - begin) / WEIGHTS_RUNS, blocks = vector.k / WEIGHTS_BLOCK;
+        for (size_t i = 0; i < run; i++, begin++) {
+            const uint32_t *at[WEIGHTS_RUNS];
+            vf sums[WEIGHTS_RUNS];
+            for (size_t r = 0; r < WEIGHTS_RUNS; r++)
+                at[r] = w + (begin + r * run) * blocks * WEIGHTS_Q4;
+            weights_tiles_q4(at, blocks, quants, sums);
+            for (size_t r = 0; r < WEIGHTS_RUNS; r++)
+                matvec_store(call, y, begin + r * run, sums[r]);
+        }
+        begin += (WEIGHTS_RUNS - 1) * run; /* what is left over has fewer tiles than there are runs */
     }
+#endif
+    for (; begin < end; begin++)
+        matvec_store(call, y, begin, matvec_tile(&vector, w, begin));
 }
 
 #endif

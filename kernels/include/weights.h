@@ -23,6 +23,11 @@ enum {
 #else
     WEIGHTS_TOKENS = 4,
 #endif
+#if defined(__AVX2__)
+    WEIGHTS_RUNS = 6, /* tiles of q4 from places far apart that are multiplied side by side */
+#else
+    WEIGHTS_RUNS = 1,
+#endif
 };
 
 PVR_INLINE size_t weights_block_words(uint32_t fmt) {
@@ -319,6 +324,38 @@ PVR_INLINE void weights_tile_q8(const uint32_t *tile, size_t blocks, const uint8
             sums[t] = vf_fma(vf_of_int(vd_end_s(d)), vf_mul(factor, vf_set1(scale[t])), sums[t]);
         }
     }
+}
+
+/* sum + one block of q4 times a column of rounded activations. */
+PVR_INLINE vf weights_block_q4(const uint32_t *tile, const uint8_t *quants, vf sum) {
+    const int8_t *q = (const int8_t *)quants;
+    const float *scale = (const float *)(quants + WEIGHTS_BLOCK);
+    vf factor, minimum;
+    vf_half2(tile, &factor, &minimum);
+    vd d = vd_start_u();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const vb both = vb_load(tile + 16 + 16 * j);
+        d = vd_dot_u(d, vb_low(both), q + 8 * j);
+        d = vd_dot_u(d, vb_high(both), q + 8 * j + 4);
+    }
+    sum = vf_fma(vf_of_int(vd_end_u(d)), vf_mul(factor, vf_set1(scale[0])), sum);
+    return vf_fma(minimum, vf_set1(scale[1]), sum);
+}
+
+/* sums[r] = the tile at tiles[r] times the same column, in q4. From one place a core waits for memory: it
+ * fetches ahead only so far, and to the end of a page; at several places that are far from each other it does
+ * so in each. Six are the best on Zen 4: 12 to 20 % faster than one from pages of 2 MiB, 16 to 50 % from those
+ * of 4 KiB. Eight are no faster than one, tiles that follow each other are slower, and q8 gains nothing in
+ * large pages. One block is done after the other: side by side they need more registers than there are. */
+PVR_INLINE void weights_tiles_q4(const uint32_t *const *tiles, size_t blocks,
+                                 const uint8_t *quants, vf *sums) {
+    for (int r = 0; r < WEIGHTS_RUNS; r++)
+        sums[r] = vf_set1(0);
+    for (size_t b = 0; b < blocks; b++, quants += 44)
+#pragma GCC unroll 8
+        for (int r = 0; r < WEIGHTS_RUNS; r++)
+            sums[r] = weights_block_q4(tiles[r] + b * WEIGHTS_Q4, quants, sums[r]);
 }
 
 #endif

@@ -99,7 +99,9 @@ def product(
 
 
 @pytest.mark.parametrize("fmt", FMTS)
-@pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (37, 96), (130, 576), (64, 1536)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(1, 32), (16, 64), (37, 96), (130, 576), (64, 1536), (469, 64)]
+)
 def test_matvec(runner: Runner, fmt: str, n: int, k: int) -> None:
     for variant in runner.variants("matvec", fmt):
         product(runner, "matvec", fmt, n, k, 1, variant=variant)
@@ -243,13 +245,13 @@ def test_matmul_of_several_tiles(runner: Runner, fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", FMTS)
 def test_matvec_is_the_same_on_any_number_of_threads(fmt: str) -> None:
-    rng = np.random.default_rng(9)
+    rng, n = np.random.default_rng(9), 469  # 30 tiles: in six runs, with tiles left over, and alone
     arrays = {
-        "w": random_weights(fmt, 77, 256, 4),
+        "w": random_weights(fmt, n, 256, 4),
         "x": rng.normal(size=256).astype(np.float32),
-        "y": np.zeros(77, np.float32),
+        "y": np.zeros(n, np.float32),
     }
-    push = {"fmt": FORMATS[fmt], "n": 77, "k": 256, "accumulate": 0, "y0": 0}
+    push = {"fmt": FORMATS[fmt], "n": n, "k": 256, "accumulate": 0, "y0": 0}
     results = []
     for threads in (1, 3, 8):
         backend = cpu.CpuBackend(threads=threads)
