@@ -49,6 +49,7 @@ class Core:
     jobs: Jobs = field(default_factory=Jobs)
     steer: Callable[[], None] = lambda: None  # the governor has to look anew
     config_fault: Callable[[], str] = str  # what is wrong with the files as they lie there now
+    looking: asyncio.Future[list[Any]] | None = None  # at files, for who asks what is wrong
     closing: bool = False
     number: int = 0
 

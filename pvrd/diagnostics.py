@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from pvrd import fds
 from pvrd.bus import Variant
 from pvrd.bus_values import V, variant
 from pvrd.core import Core
+from pvrd.model_folders import SILENT
 from pvrd.models import describe
 from pvrd.worker import Worker
 
+LOOK_S = 10.0  # for what files tell
 # Doctor's word for why there is no GPU -> how to mend it.
 REMEDIES: Mapping[str, str] = {
     "no_render_node": "load the kernel's driver for the GPU (PowerVR: powervr) and its firmware",
@@ -84,18 +87,7 @@ async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
         for name, reason in worker.quarantined.items():
             text = f"the kernel {name} is not used: {reason}"
             out.append(_fact(worker.kind, "warning", text, "quarantined", remedy))
-    models = describe(core.store)
-    for kind in ("text", "video"):
-        names = [m["name"] for m in models if m["kind"] == kind]
-        if names:
-            out.append(_fact("models", "ok", f"models for {kind}: {', '.join(names)}"))
-        else:
-            add = "add one: `pvrctl models add FILE`"
-            out.append(_fact("models", "warning", f"no model for {kind}", "no_model", add))
-    if fault := core.config_fault():
-        text = f"an older configuration is in force, and pvrd would not start again: {fault}"
-        out.append(_fact("config", "failed", text, "bad_config", "correct it, then reload"))
-    out += _named_in_vain(core)
+    out += await _looked(core)
     for warning in core.config.warnings:
         remedy = "correct or remove the key, then reload"
         out.append(_fact("config", "warning", warning, "unknown_key", remedy))
@@ -108,6 +100,35 @@ async def facts(core: Core, version: str, bus: str) -> list[dict[str, Variant]]:
     return out
 
 
+async def _looked(core: Core) -> list[Any]:
+    """What files tell, read beside the loop: a file system may not answer."""
+    remedy = "see which file system that is: `cat /proc/mounts`"
+    if core.looking is None or core.looking.done():
+        core.looking = asyncio.ensure_future(fds.in_thread(lambda: _look(core)))
+        core.looking.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        return await asyncio.wait_for(asyncio.shield(core.looking), LOOK_S)
+    except TimeoutError:
+        text = f"the files of models and configuration do not answer within {LOOK_S:g} s"
+        return [_fact("models", "failed", text, "no_answer", remedy)]
+
+
+def _look(core: Core) -> list[Any]:
+    out = []
+    models = describe(core.store)
+    for kind in ("text", "video"):
+        names = [m["name"] for m in models if m["kind"] == kind]
+        if names:
+            out.append(_fact("models", "ok", f"models for {kind}: {', '.join(names)}"))
+        else:
+            add = "add one: `pvrctl models add FILE`"
+            out.append(_fact("models", "warning", f"no model for {kind}", "no_model", add))
+    if fault := core.config_fault():
+        text = f"an older configuration is in force, and pvrd would not start again: {fault}"
+        out.append(_fact("config", "failed", text, "bad_config", "correct it, then reload"))
+    return out + _named_in_vain(core)
+
+
 def _named_in_vain(core: Core) -> list[Any]:
     """Of the configuration: models, folders and accounts that are not there."""
     out = []
@@ -116,13 +137,12 @@ def _named_in_vain(core: Core) -> list[Any]:
         if wrong := core.store.wrong_default(models, kind):
             remedy = f"`pvrctl config set models.{kind}=NAME`; `pvrctl models` lists the names"
             out.append(_fact("models", "warning", wrong, "no_such_model", remedy))
-    for folder in core.config.texts("models.paths"):
-        try:
-            os.scandir(folder).close()
-        except (OSError, ValueError) as e:
-            why = e.strerror if isinstance(e, OSError) else "it is no path"
-            text = f"models.paths names {folder}: {why}"
+    for folder, seen in core.store.folders.read(core.config.texts("models.paths")).items():
+        if seen.why:
             remedy = "name a folder that pvrd may read, from / on, then reload"
+            if seen.why == SILENT:
+                remedy = "look at its file system, a server's perhaps; its models come back with it"
+            text = f"models.paths names {folder}: {seen.why}"
             out.append(_fact("models", "warning", text, "no_folder", remedy))
     for account in core.polkit.unknown_accounts():
         text = f"access.accounts names {account}, which is no account here"

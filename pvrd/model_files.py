@@ -6,10 +6,13 @@ Of a file only name and size are read here: workers look inside.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import struct
 import tomllib
 import unicodedata
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pvrd.errors import InvalidArgument, UnknownModel, shortage
+from pvrd.errors import InvalidArgument, OutOfMemory, UnknownModel, shortage
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 RULE = "a model's name is 1 to 64 of a-z, 0-9, dot, _ and -, and begins with a letter or digit"
@@ -180,6 +183,36 @@ def read_details(path: Path) -> dict[str, Any]:
         if short := shortage(e):
             raise short from None
         return {}
+
+
+@contextlib.contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """While a model is put together in it, no other pvrd takes the folder for abandoned: two with
+    buses of their own may share a store.
+
+    Raises:
+        OSError: somebody else has it.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """What a pvrd that was killed left of a model that it was adding; one that it was about to
+    replace, or had complete, gets its name (back).
+    """
+    with contextlib.suppress(OSError, OutOfMemory), held_folder(folder):
+        details = read_details(folder / "model.toml")
+        name = str(details.get("name", ""))
+        whole = "added" in details and NAME.fullmatch(name)  # its last line
+        if whole and not (folder.parent / name).exists():
+            folder.rename(folder.parent / name)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _package_folders(package: str) -> list[Path]:

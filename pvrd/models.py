@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import fcntl
 import hashlib
 import os
 import secrets
@@ -40,11 +39,14 @@ from pvrd.model_files import (
     SUFFIXES,
     Model,
     check_name,
+    held_folder,
     in_folder,
     packaged,
     read_details,
+    remove_abandoned,
     slug,
 )
+from pvrd.model_folders import Folders
 
 STALE_S = 86400.0  # how old a compiled model without its source is when it is deleted
 BROKEN_S = 3600.0  # and one that is not finished
@@ -57,10 +59,11 @@ class ModelStore:
     def __init__(self, paths: Paths, config: Config) -> None:
         self.paths = paths
         self.config = config
+        self.folders = Folders()
         self._busy: set[str] = set()
         with contextlib.suppress(OSError):
             for left_over in paths.models.glob(".new-*"):
-                _remove_abandoned(left_over)
+                remove_abandoned(left_over)
 
     # -- finding
 
@@ -156,8 +159,8 @@ class ModelStore:
         yield from in_folder(self.paths.models, "state")
         for folder in self.paths.shared_models:
             yield from in_folder(folder, "system")
-        for name in self.config.texts("models.paths"):
-            yield from in_folder(Path(name), "system")
+        for seen in self.folders.read(self.config.texts("models.paths")).values():
+            yield from seen.models
         yield from packaged()
 
     # -- changing
@@ -197,7 +200,7 @@ class ModelStore:
             file = "model" + MAGICS.get(magic, ".bin")
             try:
                 folder.mkdir(parents=True)
-                held.enter_context(_held(folder))
+                held.enter_context(held_folder(folder))
                 target = os.open(
                     folder / file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
                 )
@@ -306,36 +309,6 @@ class ModelStore:
         except OSError as e:  # where the old one has no name now, the next start gives it back
             raise QuotaExceeded(f"{self.paths.models} cannot be written: {e.strerror}") from None
         shutil.rmtree(retired, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """While a model is put together in it, no other pvrd takes the folder for abandoned: two with
-    buses of their own may share a store.
-
-    Raises:
-        OSError: somebody else has it.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """What a pvrd that was killed left of a model that it was adding; one that it was about to
-    replace, or had complete, gets its name (back).
-    """
-    with contextlib.suppress(OSError, OutOfMemory), _held(folder):
-        details = read_details(folder / "model.toml")
-        name = str(details.get("name", ""))
-        whole = "added" in details and NAME.fullmatch(name)  # its last line
-        if whole and not (folder.parent / name).exists():
-            folder.rename(folder.parent / name)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _copy(
