@@ -111,20 +111,20 @@ class Line:
         return max(min(times) - now, SOON_S) if times else None
 
     def look(self, now: float) -> None:
-        """Interpolates and drops what is late."""
+        """Interpolates and drops what is late. A frame whose deadline went by before it was seen
+        (this process got no time) is not lost for that: it has the grace, too.
+        """
         for frame in self.frames:
             deadline = frame.submit.deadline
             if not deadline or frame.answer is not None:
                 continue
             over = now - deadline / 1e9
-            if over > 0 and frame.seat is None and not frame.tried:
+            if self._adapt and over > self._grace:
                 frame.drop()
-            elif not self._adapt:
-                continue
-            elif over > self._grace:
-                frame.drop()
-            elif not frame.rescued and now >= self._rescue_at(frame):
+            elif self._adapt and not frame.rescued and now >= self._rescue_at(frame):
                 self._rescue(frame, now)
+            if over > 0 and frame.seat is None and not frame.tried and frame.answer is None:
+                frame.drop()
 
     def _rescue(self, frame: Frame, now: float) -> None:
         """Plain interpolation, by the floor or else by any worker that answers."""

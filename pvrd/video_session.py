@@ -354,12 +354,12 @@ class VideoSession(Session):
     def _pump(self) -> None:
         """Gives waiting frames to workers, interpolates and drops late ones, answers."""
         now, line = time.monotonic(), self._line
-        line.look(now)
         if self._paused:
             for frame in line.frames:
                 if frame.submit.deadline and frame.seat is None and frame.answer is None:
                     frame.drop()  # nobody will see it
-        else:
+        line.look(now)
+        if not self._paused:
             self._ladder.share(self.core.supervisor.decision.share)
             stuck = {s.worker.kind for s in self._placement.seats if line.stuck(s, now)}
             line.issue(now, self._placement.barred(line.timed, stuck))

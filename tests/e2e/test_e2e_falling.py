@@ -32,8 +32,10 @@ SIZE = {"width": WIDTH, "height": HEIGHT, "unchanged": "off"}
 class Player:
     """Submits frames at a steady pace, whatever comes back; a frame without a slot is left out."""
 
-    def __init__(self, video: VideoSession) -> None:
+    def __init__(self, video: VideoSession, ahead: int = AHEAD) -> None:
+        """ahead: intervals from a frame to its deadline."""
         self.video = video
+        self.ahead = ahead
         self.free = list(range(video.slots))
         self.seq = self.skipped = 0
         self.done: list[Done] = []
@@ -53,7 +55,7 @@ class Player:
                 continue
             slot = self.free.pop(0)
             write(self.video, slot, self.seq % 5)
-            deadline = now + AHEAD * INTERVAL
+            deadline = now + self.ahead * INTERVAL
             self._deadlines[self.seq] = deadline
             self.video.submit(self.seq, slot, pts=self.seq, deadline=int(1e9 * deadline))
             self.seq += 1
@@ -163,7 +165,9 @@ def test_killed_workers_lose_no_frame(daemon: Start) -> None:
     with made.client() as client, opened(client, slots=6) as video:
         made.ready(client, "gpu")
         ready(video)
-        player = Player(video)
+        # Time enough for a control process that starts a worker on a machine without a free CPU:
+        # a frame that nobody looked at until after its deadline may be dropped.
+        player = Player(video, ahead=20)
         player.play(4)
         os.kill(int(made.device(client, "gpu")["pid"]), signal.SIGKILL)
         done = player.play(6)

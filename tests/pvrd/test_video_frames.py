@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from pvrd.ladder import Ladder, Level, Pace, Use
-from pvrd.slot_socket import DONE, SUBMIT, SlotMessage
+from pvrd.slot_socket import DONE, DROP, SUBMIT, SlotMessage
 from pvrd.stats import Stats
 from pvrd.video_frames import GRACE_S, Frame, Line
 from pvrd.video_seat import AHEAD, Seat
@@ -209,6 +209,27 @@ def test_an_undisturbed_session_makes_all_by_its_own_network() -> None:
     world = play(0, False)
     assert {(f.answer.type, f.level) for _, f in world.answers if f.answer} == {(DONE, 0)}
     assert len(world.answers) == FRAMES
+
+
+def test_frames_that_are_seen_late_are_interpolated_within_the_grace() -> None:
+    """As when the control process got no time: the first one is too old, the others are not."""
+    world = World(0)
+    late = [GRACE_S + 0.01, GRACE_S - 0.02, 0.01]
+    world.now = 10.0
+    for seq, over in enumerate(late):
+        submit = SlotMessage(SUBMIT, seq, seq, deadline=int(1e9 * (world.now - over)))
+        world.line.add(submit, world.now, True)
+    world.pump()
+    assert [(f.submit.seq, f.answer.type) for _, f in world.answers if f.answer] == [(0, DROP)]
+    world.run(world.now + 1)
+    done = [(f.answer.type, f.level) for _, f in world.answers[1:] if f.answer]
+    assert done == [(DONE, 3)] * 2
+    for seat in (world.gpu, world.cpu):
+        world.kill(seat)
+    submit = SlotMessage(SUBMIT, 3, 3, deadline=int(1e9 * (world.now - 0.01)))
+    world.line.add(submit, world.now, True)
+    world.pump()
+    assert [f.answer.type for _, f in world.answers[3:] if f.answer] == [DROP], "nobody is there"
 
 
 NETWORK_S = 0.011
