@@ -56,8 +56,8 @@ def _loop(talk: Talk, interactive: bool) -> None:
             text = chat_input.message(line)
             if text is None or not _turn(talk, text):
                 return
-        except KeyboardInterrupt:
-            if not interactive:
+        except KeyboardInterrupt as broken:
+            if not interactive or isinstance(broken, errors.Terminated):
                 raise
             sys.stdout.write("\n")
         except errors.CtlError as error:

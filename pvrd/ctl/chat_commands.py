@@ -11,6 +11,7 @@ from typing import Any
 
 from pvrd.ctl import errors, output
 from pvrd.ctl.chat_talk import Talk
+from pvrd.ctl.target import Target
 
 # What /set takes, by the options' names in the API.
 SETTINGS = (
@@ -72,7 +73,10 @@ def _retry(talk: Talk, _rest: str) -> None:
 def _path(rest: str) -> Path:
     if not rest:
         raise errors.CtlError("Which file? Its name follows the command.", errors.USAGE)
-    return Path(rest).expanduser()
+    try:
+        return Path(rest).expanduser()
+    except RuntimeError as error:
+        raise _failed(Path(rest), "there is no such user") from error
 
 
 def _save(talk: Talk, rest: str) -> None:
@@ -81,10 +85,10 @@ def _save(talk: Talk, rest: str) -> None:
         _read(path)  # another file's content is never lost
     settings = {key: value for key, value in talk.settings.items() if key in SETTINGS}
     record = {"messages": talk.messages(), "settings": settings}
-    try:
-        path.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", "utf-8")
-    except OSError as error:
-        raise _failed(path, os.strerror(error.errno or 0)) from error
+    text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+    with Target(str(path)) as target:  # whole or not at all: the talk of before stays
+        target.write([memoryview(text.encode("utf-8", "replace"))])
+        target.finish()
     talk.say(f"Saved {len(talk.turns)} turns.")
 
 

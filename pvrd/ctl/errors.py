@@ -34,6 +34,10 @@ class CtlError(Exception):
         self.name = name
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: undone like Ctrl-C, but nothing goes on after it."""
+
+
 def code_of(name: str) -> int:
     """The exit code for an error name of the closed list (docs/api.md)."""
     return _CODES.get(name, FAILED)

@@ -4,6 +4,7 @@ code."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -116,8 +117,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _terminated(signum: int, _frame: FrameType | None) -> NoReturn:
-    # Like Ctrl-C: the jobs in the daemon are cancelled on the way out.
-    raise KeyboardInterrupt
+    # Like Ctrl-C: the jobs in the daemon are cancelled and unfinished files removed on the way out.
+    raise errors.Terminated
 
 
 def _standard_streams() -> None:
@@ -168,6 +169,8 @@ def main(argv: list[str] | None = None) -> int:
         if before is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _terminated)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(signal.SIGHUP, _terminated)
         args = parse(arguments)
         code = int(args.run(args))
         sys.stdout.flush()
@@ -207,7 +210,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _say(failure: errors.CtlError, as_json: bool) -> int:
-    sys.stderr.write(f"pvrctl: {failure}\n")
+    with contextlib.suppress(OSError):  # the exit code tells it, too
+        sys.stderr.write(f"pvrctl: {failure}\n")
     try:
         if as_json:
             from pvrd.ctl.output import emit_json

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pvrd.client_video import Done
 
 DUE = 3  # frames' time, from a frame's moment to its deadline: a slot less than a session has
-MOST_FPS = 1000.0
+LEAST_FPS, MOST_FPS = 0.001, 1000.0
 
 
 def rate(text: str) -> float:
@@ -26,12 +26,12 @@ def rate(text: str) -> float:
     """
     above, _, below = text.partition(":")
     value = float(above) / float(below or 1) if float(below or 1) else 0.0
-    if not 0 < value <= MOST_FPS:
+    if not LEAST_FPS <= value <= MOST_FPS:
         raise ValueError
     return value
 
 
-rate.__name__ = "number of frames a second"
+rate.__name__ = f"number of frames a second ({LEAST_FPS:g} to {MOST_FPS:g})"
 
 
 class Pace:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import select
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +152,24 @@ def test_a_talk_is_saved_and_loaded(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_talk_on_a_full_disk_leaves_the_saved_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, file = talk_to(Session()), tmp_path / "t"
+    chat_commands.run(talk, f"/save {file}")
+    before = file.read_bytes()
+    talk.ask("more")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(CtlError, match="the disk is full"):
+        chat_commands.run(talk, f"/save {file}")
+    assert file.read_bytes() == before
+    assert os.listdir(tmp_path) == ["t"]
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -174,6 +195,7 @@ def test_other_files_are_neither_loaded_nor_overwritten(tmp_path: Path, content:
     "line",
     [
         "/nonsense", "/save", "/load /no/such/file", "/save /no/such/folder/x", "/set colour red",
+        "/save ~nosuchuser/x", "/load ~nosuchuser/x",
         "/set top_k many", "/set top_k -1", "/set temperature warm",
     ],
 )  # fmt: skip
@@ -303,6 +325,21 @@ def test_a_terminal_has_history_and_survives_mistakes(fake, tmp_path: Path) -> N
         terminal.type("/exit\n")
         assert terminal.process.wait(60) == 0
     assert file.read_text().splitlines()[-1] == "second"
+
+
+@pytest.mark.bus
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_programs_ends_a_chat(fake, tmp_path: Path, number: int) -> None:
+    with Terminal(fake, tmp_path) as terminal:
+        terminal.type("hello\n")
+        terminal.until("hello held")
+        terminal.until("> ")
+        for _ in range(LIMIT_S):  # as interrupt(): readline may miss the first
+            terminal.process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                assert terminal.process.wait(1) == 130
+                break
+    assert "hello" in (tmp_path / "pvrd/chat_history").read_text(), "what was typed is kept"
 
 
 @pytest.mark.bus

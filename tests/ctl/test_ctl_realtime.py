@@ -35,7 +35,9 @@ def test_rates(text: str, fps: float) -> None:
     assert rate(text) == fps
 
 
-@pytest.mark.parametrize("text", ["", "0", "0:0", "25:0", "-5", "x", "1:x", "2000", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0:0", "25:0", "-5", "x", "1:x", "2000", "nan", "1e-320", "1:999999999999"]
+)
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(ValueError):
         rate(text)

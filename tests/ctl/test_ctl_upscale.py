@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pvrd.y4m import Header
+from tests.buses import until
 
 pytestmark = pytest.mark.bus
 
@@ -237,6 +238,24 @@ def test_a_link_stays_a_link_and_a_mode_a_mode(fake, tmp_path: Path) -> None:
     assert link.is_symlink()
     assert real.read_bytes() == PNG * 2
     assert real.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminal_that_closes_leaves_nothing_behind(
+    fake, tmp_path: Path, number: signal.Signals
+) -> None:
+    with fake.start("upscale", "-", str(tmp_path / "o.y4m"), start_new_session=True) as process:
+        process.stdin.write(clip(HEADERS[0], 1))
+        process.stdin.flush()  # and stays open: it waits for more
+        until(lambda: os.listdir(tmp_path), "the unfinished file")
+        process.send_signal(number)
+        assert process.wait(60) == 130
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_cannot_be_said_has_its_exit_code_still(fake, tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        assert fake.run("upscale", str(tmp_path / "no"), "x", stderr=full).code == 5
 
 
 def test_a_full_disk_is_a_sentence(fake, tmp_path: Path) -> None:
