@@ -76,6 +76,7 @@ def cases(backend: Backend, op: str = "", quick: bool = False) -> Iterator[Case]
         "attention_prefill": _attention,
         "swiglu": _swiglu,
         "add_bias": _add_bias,
+        "last_to_first": _last_to_first,
         "row_gate": _row_gate,
         "head_norm": _head_norm,
         "softcap": _softcap,
@@ -251,6 +252,11 @@ def _add_bias(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
     for t in (1, TOKENS):
         sizes, moved = {"b": 4 * QKV, "y": 4 * t * QKV}, 4 * (t + 1) * QKV
         yield Case(op, v, shown, f"{t}x{QKV}", {"n": QKV}, _text(t), t, sizes, moved, t * QKV)
+
+
+def _last_to_first(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:
+    sizes, push = {"x": 4 * TOKENS * HIDDEN}, {"n": HIDDEN}
+    yield Case(op, v, shown, f"{HIDDEN}", push, _text(TOKENS), TOKENS, sizes, 8 * HIDDEN, HIDDEN)
 
 
 def _row_gate(op: str, v: Variant, shown: str, quick: bool) -> Iterator[Case]:

@@ -4,15 +4,19 @@
 Buffers of a text program: `params`, `ids` (input, u32 for each token of a chunk), scratch for x, h,
 qkv, a, gate_up, f and more, `logits` and `part`, `kc.N`/`vc.N` (state) for each layer, `topk`
 (output) and one buffer for each weight. Sequences: `decode` (one token), `prefill` (up to `chunk`
-tokens), `head` (the last row's norm, logits and topk), `likeliest` (head with the best of topk
+tokens, up to the keys and values of the last layer), behind it `tail` (that layer for the last of
+them, in row 0, with the parameters at TAIL_PARAMS: the slice of that token alone) or `rest` (for
+all), `head` (the last row's norm, logits and topk), `likeliest` (head with the best of topk
 alone), where there is a kernel for it `advance` (behind `decode` and one of both: the likeliest id
 is the next one, its record is kept in `records`), and `ahead` (`decode`, `likeliest`, `advance`).
-Scratch is not shared by lifetime: one buffer, one purpose.
+A program without `tail` has all of the last layer in `prefill`. Scratch is not shared by lifetime:
+one buffer, one purpose.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from engine.backends.base import DeviceInfo
 from engine.builder import ProgramBuilder
@@ -20,6 +24,7 @@ from engine.errors import BadModel
 from engine.graph import Graph, Node, Weight
 from engine.program import Binding, Buffer, Kind, Program
 from engine.shards import expert_shards, matrix_shards, weight_nbytes
+from engine.tail import LastLayer, last_layer
 from engine.variants import Allow, NoKernel, allow_all, choose
 from kernels import kv as caches
 from kernels import op as contract_of
@@ -30,6 +35,8 @@ from kernels.best.op import part_nbytes as best_part_nbytes
 from kernels.contract import PARAM_WORDS
 from kernels.swiglu.op import ACTS
 from kernels.topk.op import RECORD_WORDS, part_nbytes
+
+TAIL_PARAMS = 256  # bytes: where the parameters of `tail` lie
 
 
 def lower(
@@ -75,9 +82,11 @@ class Lowering:
         self._inner: dict[str, Node] = {}  # values that products compute themselves, for one token
         self._attended: dict[str, str] = {}  # where one token's attentions are, if not in `_where`
         self._gated: set[str] = set()  # gates and units that their product makes one, likewise
+        self._last = self._last_layer()
+        self._of_all: tuple[str, ...] = ("prefill",)  # the sequences for all rows of a prompt
 
     def program(self) -> Program:
-        self._buffer("params", PARAM_WORDS * 4, "params")
+        self._buffer("params", TAIL_PARAMS + PARAM_WORDS * 4, "params")
         self._where["ids"] = self._buffer("ids", self._chunk * 4, "input")
         for w in self._graph.weights.values():
             # A weight may be larger than a binding; it is bound in shards.
@@ -91,8 +100,15 @@ class Lowering:
         }  # fmt: skip
         if left := {n.op for n in self._graph.nodes} - set(emit):
             raise BadModel(f"The graph's {min(left)} was not fused; no kernel does it alone.")
+        way = self._last.way if self._last else ()
         for node in self._graph.nodes:
+            if node.name in way:
+                self._of_all = ("prefill", "rest")
+            elif self._of_all != ("prefill",):
+                self._of_all = ("rest",)
             emit[node.op](node)
+        if self._last:
+            self._tail(self._last)
         meta: dict[str, int | str] = {
             "chunk": self._chunk, "context": self._context, "kv": self._kv,
             "vocab": int(self._graph.attrs["vocab"]),
@@ -104,6 +120,20 @@ class Lowering:
             calls["ahead"] = [call for name in names for call in calls[name]]
         return self._builder.program(meta)
 
+    def _last_layer(self) -> LastLayer | None:
+        """The layer of which a prompt needs little, where there is a kernel for that."""
+        with suppress(NoKernel):
+            choose(contract_of("last_to_first"), self._device, None, self._allow)
+            return last_layer(self._graph)
+        return None
+
+    def _tail(self, layer: LastLayer) -> None:
+        """The calls of `rest` for the last token, which then gets the same digits."""
+        stream = [Binding(self._where[layer.stream])]
+        self._builder.call("last_to_first", stream, None, {"n": layer.width}, "tail", 1)
+        rest = self._builder.calls["rest"]
+        self._builder.calls["tail"] += [replace(call, params=TAIL_PARAMS) for call in rest]
+
     def _buffer(self, name: str, nbytes: int, kind: Kind) -> str:
         return self._builder.buffer(name, nbytes, kind)
 
@@ -113,10 +143,14 @@ class Lowering:
     def _call(
         self, op: str, bindings: list[Binding], fmt: str | None, only: str, push: dict[str, float]
     ) -> None:
-        """Adds a call to both `decode` and `prefill`, or to `head`."""
-        sequences = [only] if only else ["head"] if self._in_head else ["decode", "prefill"]
+        """Adds a call to both `decode` and `prefill` (or what follows it), or to `head`."""
+        rows = self._of_all
+        if only == "prefill":
+            sequences = rows
+        else:
+            sequences = (only,) if only else ("head",) if self._in_head else ("decode", *rows)
         for sequence in sequences:
-            tokens = self._chunk if sequence == "prefill" else 1
+            tokens = self._chunk if sequence in rows else 1
             self._builder.call(op, bindings, fmt, push, sequence, tokens)
 
     def _in(self, node: Node, i: int = 0) -> Binding:
@@ -201,20 +235,26 @@ class Lowering:
         else:
             name = node.name.rpartition(".")[2]
             out = self._out(node, self._scratch(name, n))
+        # Of a prompt's last layer the query is for `rest` alone.
+        last = self._last
+        queries = last.queries if last and last.product == node.name else 0
         y0 = 0
         for i in range(len(node.weights)):
             w = self._weight(node, i)
             if w.shape[1] != k:
                 raise BadModel(f"The graph's node {node.name} has a matrix of the wrong width.")
-            for binding, row, rows in matrix_shards(w, self._device.limits):
-                push: dict[str, float] = {"n": rows, "k": k, "accumulate": int(accumulate)}
-                push["y0"] = y0 + row
+            push: dict[str, float] = {"k": k, "accumulate": int(accumulate)}
+            if not gated:
                 only = "head" if self._in_head else "decode"
-                if not gated:
-                    self._call(op, [binding, *vectors, out], w.format, only, {**push, **more})
-                if not self._in_head:
-                    bindings = [binding, self._in(node), out]
-                    self._call("matmul", bindings, w.format, "prefill", {**push, "ldy": n})
+                for binding, row, rows in matrix_shards(w, self._device.limits):
+                    own = {**push, **more, "n": rows, "y0": y0 + row}
+                    self._call(op, [binding, *vectors, out], w.format, only, own)
+            if not self._in_head:
+                bindings = [self._in(node), out]
+                for binding, row, rows in matrix_shards(w, self._device.limits, queries - y0):
+                    only = "rest" if y0 + row + rows <= queries else "prefill"
+                    own = {**push, "n": rows, "y0": y0 + row, "ldy": n}
+                    self._call("matmul", [binding, *bindings], w.format, only, own)
             y0 += w.shape[0]
         if y0 != n:
             raise BadModel(f"The graph's node {node.name} has {y0} rows, not {n}.")

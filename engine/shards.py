@@ -26,8 +26,9 @@ def weight_nbytes(w: Weight) -> int:
     return packing.nbytes(w.format, *w.shape)
 
 
-def matrix_shards(w: Weight, limits: Limits) -> Iterator[tuple[Binding, int, int]]:
-    """(binding, first row, rows) of each shard of a matrix.
+def matrix_shards(w: Weight, limits: Limits, cut: int = 0) -> Iterator[tuple[Binding, int, int]]:
+    """(binding, first row, rows) of each shard of a matrix. One begins at the row `cut`, or as
+    little before it as a shard can.
 
     Raises:
         OutOfMemory: not even the smallest shard can be bound.
@@ -38,13 +39,15 @@ def matrix_shards(w: Weight, limits: Limits) -> Iterator[tuple[Binding, int, int
         raise OutOfMemory(f"64 rows of the matrix {w.name} are larger than the device can bind.")
     grid = limits.max_workgroup_count[0] * GROUP_ROWS // SHARD_ROWS * SHARD_ROWS
     most = min(most, max(grid, SHARD_ROWS))
-    if w.shape[0] <= most:
+    cut = cut // SHARD_ROWS * SHARD_ROWS if 0 < cut < w.shape[0] else 0
+    if w.shape[0] <= most and not cut:
         yield Binding(w.name), 0, w.shape[0]
         return
-    for row in range(0, w.shape[0], most):
-        rows = min(most, w.shape[0] - row)
-        nbytes = -(-rows // packing.ROWS) * tile
-        yield Binding(w.name, row // packing.ROWS * tile, nbytes), row, rows
+    for begin, end in ((0, cut), (cut, w.shape[0])):
+        for row in range(begin, end, most):
+            rows = min(most, end - row)
+            nbytes = -(-rows // packing.ROWS) * tile
+            yield Binding(w.name, row // packing.ROWS * tile, nbytes), row, rows
 
 
 def expert_shards(w: Weight, count: int, limits: Limits) -> Iterator[tuple[Binding, int, int]]:

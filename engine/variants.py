@@ -31,8 +31,8 @@ def allow_all(op: str, variant: str) -> bool:
 
 class Allowed:
     """What a backend's own gate lets through: a GPU's manifest knows what a SPIR-V needs beyond
-    the numbers in op.py, and its self-tests which variants are wrong; and what it says of their
-    speed.
+    the numbers in op.py, and its self-tests which variants are wrong; a CPU, what was compiled; and
+    what it says of their speed.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -41,9 +41,8 @@ class Allowed:
         self._fastest = getattr(backend, "fastest", None)
 
     def __call__(self, op: str, variant: str) -> bool:
-        if self._misfit is None or self._doubt is None:
-            return True
-        return not self._misfit(op, variant) and not self._doubt(op, variant)
+        asked = (ask for ask in (self._misfit, self._doubt) if ask is not None)
+        return not any(ask(op, variant) for ask in asked)
 
     @property
     def measures(self) -> bool:

@@ -158,6 +158,7 @@ def _small(rng: np.random.Generator) -> Iterator[Sample]:
     n, given = 100, (3, 0, 2)
     arrays = {"b": _normal(rng, n), "y": _normal(rng, 3, n)}
     yield Sample("add_bias", "base", {"n": n}, arrays, given, 3)
+    yield Sample("last_to_first", "base", {"n": n}, {"x": _normal(rng, 3, n)}, given, 3)
     arrays = {"g": _normal(rng, 3), "y": _normal(rng, 3, n)}
     yield Sample("row_gate", "base", {"n": n}, arrays, given, 3)
     heads, kv_heads, dim = 3, 2, 36

@@ -117,6 +117,13 @@ def _add_bias(push: dict[str, Any], params: Any, sizes: Any, read: Read, draw: D
     return Piece(params, push, {"b": [(0, row)], "y": [(t * row, row)]}, {"y": floats})
 
 
+def _last_to_first(push: dict[str, Any], params: Any, sizes: Any, read: Read, draw: Draw) -> Piece:
+    row, last = 4 * push["n"], int(params[N_TOKENS]) - 1
+    rows = sorted({0, last})
+    params[N_TOKENS] = len(rows)
+    return Piece(params, push, {"x": [(row * i, row) for i in rows]}, {"x": floats})
+
+
 def _row_gate(push: dict[str, Any], params: Any, sizes: Any, read: Read, draw: Draw) -> Piece:
     row, t = 4 * push["n"], _token(params, draw)
     return Piece(params, push, {"g": [(4 * t, 4)], "y": [(t * row, row)]}, {"y": floats})
@@ -282,6 +289,7 @@ MAKERS: Mapping[str, Callable[..., Piece]] = {
     "rmsnorm": _rmsnorm,
     "swiglu": _swiglu,
     "add_bias": _add_bias,
+    "last_to_first": _last_to_first,
     "row_gate": _row_gate,
     "head_norm": _head_norm,
     "softcap": _softcap,

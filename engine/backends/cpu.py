@@ -248,6 +248,10 @@ class CpuBackend:
             properties={"threads": self.threads},
         )
 
+    def misfit(self, op: str, variant: str) -> str:
+        """Why the library cannot do an operation, whatever the variant; "" when it can."""
+        return "" if library().pvr_op_index(op.encode()) >= 0 else "it was not compiled"
+
     def weights(self, blobs: Mapping[str, Array]) -> HostWeights:
         return HostWeights(blobs)
 

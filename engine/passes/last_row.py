@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only the last token of a prompt needs logits: the head runs for one row."""
+"""Only the last token of a prompt needs logits: the head runs for one row, and so does all of the
+last layer but its keys and values where lowering finds them (engine/tail.py).
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from engine.graph import Graph, changed
+from engine.tail import last_layer
 
 
 def last_row(graph: Graph) -> Graph:
@@ -30,4 +33,6 @@ def last_row(graph: Graph) -> Graph:
     nodes = [
         replace(n, attrs={**n.attrs, "last": True}) if n.name in heads else n for n in graph.nodes
     ]
-    return changed(graph, "last_row", f"{len(heads)} head runs for one row of the prompt", nodes)
+    more = ", last layer but K and V" if heads and last_layer(graph) else ""
+    note = f"one row for {len(heads)} head{more}"
+    return changed(graph, "last_row", note, nodes)

@@ -67,7 +67,7 @@ def importance(model: TextModel, cut: Windows) -> Importance:
     backend: Backend = model.backend
     size = len(cut[0])
     program = lower(model.graph, backend.info, size, size, allowed(backend))
-    calls = program.sequences["prefill"]
+    calls = program.sequences["prefill"] + program.sequences.get("rest", ())
     single: dict[str, tuple[Call, ...]] = {str(i): (call,) for i, call in enumerate(calls)}
     exe = backend.executable(replace(program, sequences=single), model.weights)
     names = {w: n.name for n in model.graph.nodes if n.op == "linear" for w in n.weights}
@@ -78,15 +78,17 @@ def importance(model: TextModel, cut: Windows) -> Importance:
             params[:3] = len(ids), 0, len(ids) - 1
             exe.write("params", params)
             exe.write("ids", np.asarray(ids, np.uint32))
+            means: dict[str, npt.NDArray[np.float64]] = {}  # some products have several calls
             for i, call in enumerate(calls):
                 name = names.get(call.bindings[0].buffer) if call.op == "matmul" else None
                 if name is not None:
                     k = int(contract_of(call.op).unpack(call.push)["k"])
                     raw: Any = exe.read(call.bindings[1].buffer, 4 * k * len(ids))
                     x = np.ascontiguousarray(raw).view(np.float32).reshape(-1, k)
-                    mean = np.square(x, dtype=np.float64).mean(axis=0)
-                    sums[name] = sums.get(name, 0) + mean / len(cut)
+                    means[name] = np.square(x, dtype=np.float64).mean(axis=0)
                 exe.run(str(i))
+            for name, mean in means.items():
+                sums[name] = sums.get(name, 0) + mean / len(cut)
     finally:
         exe.close()
     return sums

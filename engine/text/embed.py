@@ -52,7 +52,7 @@ class Embedding:
             at = 0
             while at < len(ids):
                 part = ids[at : at + state.piece]
-                state.run(part, head=False)
+                state.run(part, head=False, hidden=True)
                 hidden = state.hidden(len(part)).astype(np.float64)
                 total = total + hidden.sum(0) if self._pooling == "mean" else hidden[-1]
                 at += len(part)

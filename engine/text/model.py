@@ -16,6 +16,7 @@ import numpy.typing as npt
 from engine import memory, pvrm
 from engine.backends.base import Backend, Executable
 from engine.errors import BadModel, ContextFull, InvalidArgument, OutOfMemory
+from engine.lower import TAIL_PARAMS
 from engine.lower_batch import NoBatch
 from engine.pace import Fit, device_clock
 from engine.program import Program
@@ -53,7 +54,8 @@ class State:
         self.tokens: list[int] = []
         self.executable = executable
         self.caches = [b.name for b in program.buffers.values() if b.kind == "state"]
-        self._params = np.zeros(16, np.uint32)
+        self._params = np.zeros(program.buffers["params"].nbytes // 4, np.uint32)
+        self._tail = "tail" in program.sequences
         # Most tokens of `run_ahead`.
         self.ahead = model.ahead if "advance" in program.sequences else 1
         self._ahead = "ahead" in program.sequences
@@ -76,10 +78,10 @@ class State:
         del self.tokens[n:]
         return n
 
-    def run(self, ids: list[int], head: bool, decode: bool = False) -> None:
+    def run(self, ids: list[int], head: bool, decode: bool = False, hidden: bool = False) -> None:
         """One slice: feeds 1 to `chunk` tokens after those in the cache, with `head` the logits of
         the last as well. `decode` computes one token in its own, faster way, whose last digits are
-        not those of a prefill.
+        not those of a prefill. `hidden`: so that `hidden` can be asked, without logits.
 
         Raises:
             DeviceLost: the device is gone; the state is of no use any more.
@@ -90,10 +92,15 @@ class State:
             raise ValueError(f"{len(ids)} tokens in a slice of {self.chunk}")
         if pos + len(ids) > self.context:
             raise ContextFull(f"The context of {self.context} tokens is full.")
-        self._params[:3] = len(ids), pos, len(ids) - 1
+        last = len(ids) - 1
+        self._params[:3] = len(ids), pos, 0 if self._tail else last
+        at = TAIL_PARAMS // 4
+        self._params[at : at + 3] = 1, pos + last, 0
         self.executable.write("params", self._params)
         self.executable.write("ids", np.asarray(ids, np.uint32))
         sequences = ["decode" if decode and len(ids) == 1 else "prefill"]
+        if self._tail and sequences[0] == "prefill" and (head or hidden):
+            sequences.append("rest" if hidden else "tail")
         if head:
             sequences.append("head")
         began = device_clock()
@@ -150,8 +157,8 @@ class State:
         return np.ascontiguousarray(raw).view(np.float32)
 
     def hidden(self, count: int) -> npt.NDArray[np.float32]:
-        """What the last slice left of its first `count` tokens behind the last layer and the final
-        norm: f32 [count, width]. Not after `decode`.
+        """What the last slice, run with `hidden`, left of its first `count` tokens behind the last
+        layer and the final norm: f32 [count, width].
         """
         width = self.model.width
         raw = self.executable.read("x", 4 * width * count)

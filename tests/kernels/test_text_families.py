@@ -23,6 +23,14 @@ def test_add_bias(runner: Runner, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [4, 64, 260])
+@pytest.mark.parametrize("count", [1, 3])
+def test_last_to_first(runner: Runner, n: int, count: int) -> None:
+    x = np.random.default_rng(n).normal(size=(5, n)).astype(np.float32)
+    got = runner.check_op("last_to_first", "base", {"n": n}, {"x": x}, params=(count,), tokens=5)
+    np.testing.assert_array_equal(got["x"].reshape(5, n), [x[count - 1], *x[1:]])
+
+
+@pytest.mark.parametrize("n", [4, 64, 260])
 def test_row_gate(runner: Runner, n: int) -> None:
     rng = np.random.default_rng(n)
     y = rng.normal(size=(7, n)).astype(np.float32)
