@@ -147,7 +147,7 @@ def test_traces_are_of_those_who_asked(peer: Start, tiny: Path) -> None:
     runs = [e for e in events if e[0] == "run"]
     assert {e[3] for e in slices} == {"1"}
     assert {e[4] for e in slices} == {"text"}
-    assert {e[3] for e in runs} == {"prefill+head", "decode+head"}
+    assert {e[3] for e in runs} == {"prefill+tail+head", "decode+head"}
     kernels = [e for e in events if e[0] == "kernel"]
     assert {"matvec", "rope_kv", "topk"} <= {e[3] for e in kernels}
     assert len(kernels) < 3 * len(runs)  # those of few slices
