@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.backends.base import RunStats
-from engine.pace import ASIDE, TURN
+from engine.pace import ASIDE, LIMIT, TURN
 from pvrd.workers.canary import Canary
 from pvrd.workers.rhythm import Rhythm
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CUTS = ("ahead", "decode")  # sequences that are cut into parts, each a token
 PART_S, MOST_PARTS = 0.6e-3, 16  # alone a part costs a tenth of a millisecond beside its work
-TOGETHER_S = 4e-3  # that parts may take which go together
+TOGETHER_S = 10e-3  # that parts may take which go together, all that a refresh may have free
+STREAMS_S = 4e-3  # the same where there are streams: their frames wait for the end
 NEARLY = 1.3  # times too many or too few parts are as good
 APART_S = 0.02  # what a slice of several tokens in parts may take, without its waits
 WHOLE = 16  # slices of one token, of which one is whole: samples of it are still computed again
@@ -114,12 +115,16 @@ class Cut:
     def _longest(self, kind: Sequence[Hashable], runs: Sequence[Run]) -> Run:
         """The longest of these that there is room for now."""
         rhythm = self._gate.rhythm
-        room = min(rhythm.room(time.monotonic()), TOGETHER_S)
-        each = [rhythm.alone((*kind, _name((part,)))) or math.inf for part in runs[-1]]
-        best = runs[0]
-        for run in runs[1:]:  # together they take no longer than one by one
-            known = rhythm.alone((*kind, _name(run))) or math.inf
-            if min(known, sum(each[: len(run)])) > room:
+        most = min(TOGETHER_S, STREAMS_S) if LIMIT.streams else TOGETHER_S
+        room = min(rhythm.room(time.monotonic()), most)
+        best, takes, parts = runs[0], 0.0, 0
+        for run in runs:
+            # What is not known takes no longer than what is known of it and the rest one by one.
+            for part in run[parts:]:
+                takes += rhythm.alone((*kind, _name((part,)))) or math.inf
+            parts = len(run)
+            takes = min(takes, rhythm.alone((*kind, _name(run))) or math.inf)
+            if parts > len(best) and takes > room:
                 break
             best = run
         return best

@@ -25,10 +25,11 @@ from collections.abc import Hashable
 from pvrd.workers import rhythm_search
 from pvrd.workers.rhythm_search import MOST
 
-KINDS = 1024  # of submissions that are remembered
+KINDS = 4096  # of submissions that are remembered
 # After such pauses a device wakes up first, or turns from somebody else to us: kinds of their own;
 # and what that takes at most.
 PAUSES_S, WAKE_S = (0.4e-3, 2e-3), (0.0, 0.2e-3, 0.35e-3)
+AFTER = range(len(WAKE_S))
 RISE = 1.0003  # of what a kind takes alone, a submission: a device that slows down is noticed
 FELT_S, FELT = 0.15e-3, 0.04  # longer than alone by so much, and by this share of it: a touch
 RANK, STEP_S = 0.95, 0.01e-3  # the quantile of that far from the part, and how it is followed
@@ -101,9 +102,12 @@ class Rhythm:
 
     def alone(self, kind: Hashable) -> float:
         """What this kind of submission takes alone, 0 while that is not known."""
-        keys = ((kind, after) for after in range(len(WAKE_S)))
-        known = [self._alone[key] for key in keys if key in self._alone]
-        return min(known, default=0.0)
+        least = 0.0
+        for after in AFTER:  # it is asked some times for each submission: no lists here
+            known = self._alone.get((kind, after), 0.0)
+            if known and (not least or known < least):
+                least = known
+        return least
 
     def room(self, now: float) -> float:
         """Seconds from now on that are free for a submission which need not be short, since it

@@ -17,7 +17,7 @@ import pytest
 from engine.backends.base import RunStats
 from engine.backends.vulkan import VulkanBackend
 from engine.backends.vulkan.segments import Part, Run, Segments
-from engine.pace import TURN
+from engine.pace import LIMIT, TURN
 from engine.text.model import TextModel
 from pvrd.workers import paced
 from pvrd.workers.paced import Cut
@@ -126,10 +126,10 @@ def test_tokens_that_go_together_are_the_same(tiny: Path, tmp_path: Path, others
         state.close()
         model.close()
     assert all(other == said[0] for other in said[1:])
-    assert sizes[1] == [1, 8, 2]  # tokens
-    assert sizes[2] == [1, 8, *[6] * 4]
-    assert sizes[3] == [2, 7, *[6] * 4]
-    assert len(sizes[4]) == 1 + 11  # of more than LONGEST parts each
+    assert sizes[1] == [1, 10]  # tokens
+    assert sizes[2] == [1, 20, 12]
+    assert sizes[3] == [2, 19, 12]
+    assert len(sizes[4]) == 1 + 11  # two of them have more than LONGEST parts
 
 
 @contextlib.contextmanager
@@ -169,13 +169,32 @@ def test_the_longest_goes_that_there_is_room_for() -> None:
     known = {(0, 1): 1e-3, (1, 1): 2e-3}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rhythm, "alone", lambda kind: known.get(kind[-1][2:], 0.0))
-        for room, length in ((0.0, 1), (2.9e-3, 1), (3.1e-3, 2), (5.9e-3, 2), (1.0, 2)):
+        for room, length in ((0.0, 1), (2.9e-3, 1), (3.1e-3, 2), (5.9e-3, 2), (1.0, 4)):
             patch.setattr(rhythm, "room", lambda now, room=room: room)
             assert len(cut._longest((), runs)) == length
-        known[0, 4] = 3.5e-3  # together they take less
+        known[1, 1] = 4.6e-3
+        assert len(cut._longest((), runs)) == 2  # 11.2 ms: more than go together
+        known[0, 2] = 4.3e-3  # together they take less, and what follows them with them
+        assert len(cut._longest((), runs)) == 4
+        del known[0, 2]
+        known[0, 4] = 9e-3
         assert len(cut._longest((), runs)) == 4
         del known[1, 1]
         assert len(cut._longest((), runs)) == 1
+
+
+def test_where_there_are_streams_less_goes_together() -> None:
+    """A frame waits for the end of what went together."""
+    gate = Meter().gate
+    cut, rhythm = Cut(gate, None), gate.rhythm
+    token = [Part(("ahead",), 2, number, 2) for number in range(2)]
+    runs = [(token[0],), tuple(token), (*token, *token)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rhythm, "alone", lambda kind: 1.5e-3 if kind[-1][3] == 1 else 0.0)
+        patch.setattr(rhythm, "room", lambda now: 9e-3)
+        assert len(cut._longest((), runs)) == 4
+        patch.setattr(LIMIT, "streams", 1)
+        assert len(cut._longest((), runs)) == 2
 
 
 @pytest.mark.gpu

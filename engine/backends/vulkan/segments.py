@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from engine.backends.vulkan import api
 
-LONGEST = 8  # parts that are offered to go together
+LONGEST = 20  # parts that are offered to go together
 
 
 class Part(NamedTuple):
