@@ -69,14 +69,18 @@ static inline void matvec_multiply(const pvr_call *call, const pvr_team *team, c
     size_t begin, end;
     pvr_split(team, (n + LANES - 1) / LANES, &begin, &end);
 #if !defined(PVR_RVV)
-    if (WEIGHTS_RUNS > 1 && vector.fmt == PVR_Q4) {
+    if (WEIGHTS_RUNS > 1 && vector.fmt != PVR_F16) {
         const size_t run = (end - begin) / WEIGHTS_RUNS, blocks = vector.k / WEIGHTS_BLOCK;
+        const size_t words = blocks * weights_block_words(vector.fmt);
         for (size_t i = 0; i < run; i++, begin++) {
             const uint32_t *at[WEIGHTS_RUNS];
             vf sums[WEIGHTS_RUNS];
             for (size_t r = 0; r < WEIGHTS_RUNS; r++)
-                at[r] = w + (begin + r * run) * blocks * WEIGHTS_Q4;
-            weights_tiles_q4(at, blocks, quants, sums);
+                at[r] = w + (begin + r * run) * words;
+            if (vector.fmt == PVR_Q4)
+                weights_tiles(PVR_Q4, at, blocks, quants, sums);
+            else
+                weights_tiles(PVR_Q8, at, blocks, quants, sums);
             for (size_t r = 0; r < WEIGHTS_RUNS; r++)
                 matvec_store(call, y, begin + r * run, sums[r]);
         }
