@@ -100,16 +100,16 @@ def test_a_trace_is_a_file_for_perfetto(daemon: Any, caller: Any, lines: Any) ->
 
 
 def test_one_trace_at_a_time_and_a_lost_worker(start: Any, caller: Any, kill: Any) -> None:
-    start({"deadlines.slice_s": 0.3, "deadlines.ping_s": 0.1})
+    start()
     caller.state("gpu")
+    gpu = next(d for d in caller.get("Devices") if d["kind"] == "gpu")
     one = caller.loop.create_task(
         caller.connection.call(
             "org.pvrd.Pvrd1", "/org/pvrd/Pvrd1", "org.pvrd.Pvrd1.Manager", "Trace", "a{sv}",
-            [caller.options(seconds=1.0)], (), 30.0,
+            [caller.options(seconds=2.0)], (), 30.0,
         )
     )  # fmt: skip
     assert caller.fails("Trace", "a{sv}", [caller.options(seconds=0.1)])[0] == "Busy"
-    gpu = next(d for d in caller.get("Devices") if d["kind"] == "gpu")
     kill(gpu["pid"])
     reply = caller.run(one)
     fd = reply.fds.take(reply.body[0])
