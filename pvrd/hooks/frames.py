@@ -377,9 +377,11 @@ class Frames:
 
     def _give_back(self) -> None:
         held, self._held = self._held, None
-        if held is not None and held.video is not None and held.video is self._video:
+        if held is None:
+            return
+        if held.video is not None and held.video is self._video:
             self._free.append(held.slot)
-            self._state.notify_all()
+        self._state.notify_all()  # drain() waits for frames that were scaled here, too
 
     def drain(self) -> None:
         """Waits until all that was fed has been taken, and the taker is back in take().

@@ -32,6 +32,7 @@ _PIXEL = {"I420": "i420", "NV12": "nv12"}
 _BESIDE = (Gst.EventType.FLUSH_START, Gst.EventType.CUSTOM_DOWNSTREAM_OOB)
 LATENCY_FRAMES = 2  # periods that a live frame may take: pvrd makes it by less, rather than late
 _FRAME_NS = 40_000_000  # of a stream that does not tell its rate
+_FAR_NS = 3600 * 1_000_000_000  # what is due later than that, or at no time, waits for nothing
 
 
 class PvrUpscale(Gst.Element):  # type: ignore[misc]
@@ -193,6 +194,12 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         )  # fmt: skip
         return False
 
+    def _warn(self, sentence: str) -> None:
+        self.message_full(
+            Gst.MessageType.WARNING, Gst.StreamError.quark(), int(Gst.StreamError.DECODE),
+            sentence, None, __file__, "pvrupscale", 0,
+        )  # fmt: skip
+
     # -- frames
 
     def _chain(self, _pad: Any, _parent: Any, buffer: Any) -> Any:
@@ -208,7 +215,12 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
         try:
             with buffer.map(Gst.MapFlags.READ) as memory:
                 meta = GstVideo.buffer_get_video_meta(buffer)
-                frames.feed(planes_in(self._in, memory.data, meta), ticket, self._deadline(running))
+                try:
+                    planes = planes_in(self._in, memory.data, meta)
+                except ValueError:
+                    self._warn("a frame is cut short; it is left out")
+                    return Gst.FlowReturn.OK
+                frames.feed(planes, ticket, self._deadline(running))
         except Closed:
             return Gst.FlowReturn.FLUSHING
         except PvrdError as error:
@@ -232,12 +244,12 @@ class PvrUpscale(Gst.Element):  # type: ignore[misc]
     def _deadline(self, running: int) -> int:
         """When a frame is due, of CLOCK_MONOTONIC; 0 where nothing waits for it."""
         clock = self.get_clock()
-        if not self._live or clock is None or running < 0:
+        if not self._live or clock is None or not 0 <= running < Gst.CLOCK_TIME_NONE:
             return 0
         if self._latency < self._frame_ns():
             return 0  # a sink that does not wait (sync=false) leaves no time for anything
         left = self.get_base_time() + running + self._latency - clock.get_time()
-        return int(time.monotonic_ns() + max(left, 1))
+        return int(time.monotonic_ns() + max(left, 1)) if left < _FAR_NS else 0
 
     def _push_all(self, frames: Frames, info: Any) -> None:
         pool = buffers(info)

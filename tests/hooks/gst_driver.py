@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gi
@@ -162,6 +163,38 @@ def case_pool(text: str) -> None:
     ended = end(run)
     size = Gst.BufferPool.config_get_params(pool.get_config())[2]
     run.report(end=ended, active=pool.is_active(), size=size)
+
+
+def fed(text: str, sizes: list[int], time: Callable[[int], int], live: bool = False) -> None:
+    """Frames of so many bytes and of these times, by `appsrc name=source`."""
+    run = Run(text)
+    source = run.pipeline.get_by_name("source")
+    source.props.format, source.props.is_live = Gst.Format.TIME, live
+    run.play()
+    for number, size in enumerate(sizes):
+        buffer = Gst.Buffer.new_wrapped(bytes(size))
+        buffer.pts = time(number)
+        source.emit("push-buffer", buffer)
+    source.emit("end-of-stream")
+    warned = run.wait(Gst.MessageType.WARNING) if len(set(sizes)) > 1 else None
+    said = warned.parse_warning()[0].message if warned else ""
+    run.report(end=end(run), said=said)
+
+
+def case_short(text: str) -> None:
+    """The middle frame is cut short."""
+    whole = 64 * 48 * 3 // 2
+    fed(text, [whole, whole - 1, whole], lambda number: number * 40 * Gst.MSECOND)
+
+
+def case_timeless(text: str) -> None:
+    """A live source that tells no times."""
+    fed(text, [64 * 48 * 3 // 2] * 3, lambda _: Gst.CLOCK_TIME_NONE, live=True)
+
+
+def case_far(text: str) -> None:
+    """A live source whose times are nonsense."""
+    fed(text, [64 * 48 * 3 // 2] * 3, lambda number: (1 << 63) - 9 + number, live=True)
 
 
 def case_restart(text: str) -> None:

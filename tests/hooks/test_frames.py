@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +15,9 @@ import pytest
 
 from pvrd.errors import InvalidArgument
 from pvrd.hooks import frames
-from pvrd.hooks.frames import Frames, Shape
+from pvrd.hooks.frames import Closed, Frames, Shape
 from pvrd.options import VIDEO_SESSION, parse
-from tests.buses import until
+from tests.buses import WAIT_S, until
 
 NOBODY = "unix:path=/nonesuch/bus"
 
@@ -42,6 +44,28 @@ def test_frames_without_a_daemon_are_scaled_plainly(pixel: str) -> None:
             else:
                 assert [set(plane.flat) for plane in large[1:]] == [{50}, {51}][: len(large) - 1]
         assert (live.done, live.plain, live.late) == (3, 3, 0)
+
+
+def test_who_drains_hears_that_a_frame_scaled_here_was_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a stream waits for that, and nothing else wakes it."""
+    monkeypatch.setattr(frames, "RETRY_S", 3600.0)
+
+    def take(live: Frames) -> None:
+        with contextlib.suppress(Closed):
+            live.take()
+
+    with Frames(Shape(2, 2, "gray"), (4, 4), bus=NOBODY) as live:
+        live.feed([np.zeros((2, 2), np.uint8)], 0)
+        live.take()
+        drains = threading.Thread(target=live.drain, daemon=True)
+        drains.start()
+        # With the one that looks for a daemon again.
+        until(lambda: len(live._state._waiters) == 2, "a thread that drains")  # type: ignore[attr-defined]
+        threading.Thread(target=take, args=(live,), daemon=True).start()
+        drains.join(WAIT_S)
+        assert not drains.is_alive()
 
 
 def test_who_scales_plainly_may_be_chosen() -> None:
