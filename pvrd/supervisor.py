@@ -32,11 +32,13 @@ def orders(decision: Decision, kind: str) -> dict[str, Any]:
     """What a worker of this kind is told of a decision. A share of the GPU is none of the CPU. The
     CPU's threads are interrupted by the kernel anyway: short slices would only cost there. Heat
     takes of both devices' time what it takes of a slice: smaller slices one after the other warm
-    as much as large ones.
+    as much as large ones. The CPU's are so much shorter then that with the rest behind them they
+    take no longer than before: a frame that has to be interpolated waits for both.
     """
     share = decision.share if kind == "gpu" else 1.0
+    on_cpu = max(decision.slice_ms, CPU_SLICE_MS) * decision.group_scale
     return {
-        "slice_ms": decision.slice_ms if kind == "gpu" else max(decision.slice_ms, CPU_SLICE_MS),
+        "slice_ms": decision.slice_ms if kind == "gpu" else on_cpu,
         "group_scale": decision.group_scale,
         "share": min(share, decision.group_scale),
         "parked": decision.parked,

@@ -164,3 +164,6 @@ def test_heat_takes_of_both_devices_time() -> None:
     assert [orders(hot, kind)["share"] for kind in ("gpu", "cpu")] == [0.25, 0.25]
     warm = Decision(share=0.5, group_scale=0.75)
     assert [orders(warm, kind)["share"] for kind in ("gpu", "cpu")] == [0.5, 0.75]
+    for decision in (hot, warm):  # a slice and its rest
+        told = orders(decision, "cpu")
+        assert told["slice_ms"] / told["share"] == CPU_SLICE_MS
