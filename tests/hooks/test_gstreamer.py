@@ -116,6 +116,21 @@ def test_a_source_that_is_live_late(gst: dict[str, str]) -> None:
     assert (found["end"], found["live"], len(found["frames"])) == ("eos", True, 3)
 
 
+def test_a_frame_that_is_cut_short_is_left_out_with_a_word(gst: dict[str, str]) -> None:
+    source = f"appsrc name=source ! video/x-raw,format=I420,{SIZE}"
+    found = drive(gst, "short", f"{source} ! {UP} ! {SINK}")
+    assert (found["end"], found["said"]) == ("eos", "a frame is cut short; it is left out")
+    assert [ms for ms, _ in found["frames"]] == [0, 80]
+
+
+@pytest.mark.parametrize("case", ["timeless", "far"])
+def test_a_live_source_without_times_has_no_deadlines(gst: dict[str, str], case: str) -> None:
+    # A sink that waits for far times would wait; for none it does not.
+    sink = "fakesink name=sink sync=true" if case == "timeless" else SINK
+    found = drive(gst, case, f"appsrc name=source ! video/x-raw,format=I420,{SIZE} ! {UP} ! {sink}")
+    assert (found["end"], len(found["frames"])) == ("eos", 3)
+
+
 def test_a_pool_without_a_size_is_told_it(gst: dict[str, str]) -> None:
     """pipewiresink crashes when a program takes its node before it knows."""
     source = f"videotestsrc num-buffers=3 ! video/x-raw,format=I420,{SIZE}"
