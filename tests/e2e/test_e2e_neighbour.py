@@ -28,7 +28,8 @@ def ids(events: list[dict[str, Any]]) -> list[int]:
 
 @pytest.mark.gpu
 def test_a_hold_moves_an_answer_to_the_cpu_and_gives_the_memory_back(daemon: Start) -> None:
-    running = daemon({"gpu.allow_software": True})
+    # Slow, so that the hold comes while there are tokens left.
+    running = daemon({"gpu.allow_software": True, "debug.faults": ["gpu:slow:20"]})
     settings = {"model": "tiny", "context": 128}
     with running.client() as client, running.client() as other:
         gpu = running.ready(client, "gpu")

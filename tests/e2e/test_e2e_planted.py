@@ -27,6 +27,7 @@ from tests.e2e.test_e2e_video import enlarged, picture, play
 
 pytestmark = [pytest.mark.bus, pytest.mark.gpu]
 
+EOS = 2  # the token of the model that ends an answer
 Start = Callable[..., Daemon]
 Plant = Callable[[str, str, str], None]
 CONFIG: dict[str, Any] = {"gpu.allow_software": True, "workers.backoff_s": 0.1}
@@ -158,7 +159,10 @@ def test_wrong_from_a_position_on_is_named(daemon: Start, plant: Plant, undistur
     assert 0 <= events[at]["since"] <= first_wrong + 1
     assert before[: events[at]["since"]] == tokens(undisturbed)[: events[at]["since"]]
     assert len(before) <= first_wrong + 20
-    assert (len(after), events[-1]["type"], events[-1]["device"]) == (TOKENS, "end", "cpu")
+    assert (events[-1]["type"], events[-1]["device"]) == ("end", "cpu")
+    # Of wrong tokens one may lead to the model's own end before the last one asked for.
+    ended = after[-1] == EOS and events[-1]["reason"] == "stop"
+    assert ended or len(after) == TOKENS
 
 
 @pytest.mark.parametrize(
