@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,8 +86,11 @@ def test_a_higher_priority_waits_for_one_slice(peer: Start, tiny: Path) -> None:
     worker.load(tiny, "n")  # another model: no slice is for both
     worker.text("low", PROMPT, session="a", max_tokens=60, priority=3)
     worker.until("text.token", n=2)
+    # It hears both at once, however long a busy machine lets this process wait in between.
+    os.kill(worker.process.pid, signal.SIGSTOP)
     worker.send("ack", job="low", n=60)
     worker.text("high", PROMPT, session="b", model="n", max_tokens=8, priority=12)
+    os.kill(worker.process.pid, signal.SIGCONT)
     # What the socket held already, then the one slice under way.
     seen = worker.until("text.start", job="high")
     assert [m["job"] for m in seen[:-1] if m["t"] == "text.token"].count("low") <= 13
