@@ -101,6 +101,8 @@ class Folder:
     def _open(self, name: str) -> int:
         if os.sep in name or name in ("", ".", ".."):
             raise BadModel(f"The model's folder speaks of the file {name[:64]!r} outside of it.")
+        if not name.isprintable():
+            raise BadModel(f"The model's folder speaks of a file with the name {name[:64]!r}.")
         try:
             fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._fd)
         except OSError as e:

@@ -65,7 +65,10 @@ class _Keys:
         return np.asarray(self._get(key, _REQUIRED, good, f"{length} numbers"), np.float64)
 
     def int(self, key: str, default: Any = _REQUIRED) -> int:
-        value: int = self._get(key, default, lambda v: type(v) is int and v >= 0, "a whole number")
+        def good(v: Any) -> bool:
+            return type(v) is int and 0 <= v < 1 << 53  # what a float can be made of
+
+        value: int = self._get(key, default, good, "a whole number")
         return value
 
     def float(self, key: str, default: Any = _REQUIRED) -> float:

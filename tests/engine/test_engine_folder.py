@@ -124,12 +124,23 @@ def test_a_tensor_that_nobody_reads_is_named(tmp_path: Path) -> None:
         check(path)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_an_index_with_a_name_that_no_file_has(tmp_path: Path, name: str) -> None:
+    path = folder(tmp_path / "m")
+    index = json.dumps({"weight_map": {"model.norm.weight": name}})
+    (path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(BadModel, match="speaks of a file with the name"):
+        check(path)
+
+
 @pytest.mark.parametrize(
     "config",
     [
         {"hidden_size": None},
         {"hidden_size": "64"},
         {"hidden_size": 1 << 40},
+        {"hidden_size": 10**400},
+        {"head_dim": 10**400},
         {"num_attention_heads": 0},
         {"num_key_value_heads": 3},
         {"num_hidden_layers": 10**9},
