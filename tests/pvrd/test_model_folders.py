@@ -17,6 +17,7 @@ from pvrd import model_folders
 from pvrd.bus_values import plain
 from pvrd.errors import OutOfMemory
 from pvrd.model_folders import SILENT, Folders
+from tests.buses import ROOT
 from tests.pvrd.conftest import LONG
 
 GGUF = b"GGUF and no more"
@@ -126,7 +127,7 @@ def test_a_daemon_goes_on_beside_a_folder_that_does_not_answer(
     os.mkfifo(wake)
     daemon = start(
         {"models.paths": [str(folder)]},
-        PYTHONPATH=os.pathsep.join([str(code), os.environ.get("PYTHONPATH", os.getcwd())]),
+        PYTHONPATH=os.pathsep.join([str(code), str(ROOT)]),
         DEAD=str(folder), WAKE=str(wake),
     )  # fmt: skip
     caller = callers()
