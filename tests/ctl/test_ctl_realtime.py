@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -89,17 +89,18 @@ HEADER = Header(16, 12, "50:1", "1:1", "p", "420jpeg")
 @pytest.mark.bus
 def test_each_frame_has_its_moment_and_its_deadline(fake, tmp_path: Path) -> None:
     source, target = tmp_path / "in.y4m", tmp_path / "out.y4m"
-    source.write_bytes(clip(HEADER, 6))
+    header = replace(HEADER, rate="5:1")  # slow: a busy machine takes a part of what is left
+    source.write_bytes(clip(header, 6))
     done = fake.run("--json", "upscale", "--realtime", str(source), str(target))
     assert (done.code, done.err) == (0, "")
     assert fake.expect("options")["adapt"] is True
     told = [fake.expect("deadline", seq=seq) for seq in range(1, 7)]
-    assert all(0 < one["left_ms"] <= 60.0 for one in told)
+    assert all(0 < one["left_ms"] <= 600.0 for one in told)
     # A file could be read at once; the frames came as the clip's pace has them.
-    assert told[-1]["at_s"] - told[0]["at_s"] >= 4 * 0.02
-    assert done.json["realtime"] == 50.0
+    assert told[-1]["at_s"] - told[0]["at_s"] >= 4 * 0.2
+    assert done.json["realtime"] == 5.0
     assert (done.json["frames"], done.json["dropped"]) == (6, 0)
-    assert target.read_bytes() == doubled(source.read_bytes(), HEADER, 6)
+    assert target.read_bytes() == doubled(source.read_bytes(), header, 6)
 
 
 @pytest.mark.bus
