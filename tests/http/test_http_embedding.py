@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
-from pvrd.http.embedding import A_CALL, AIM_S, FIRST, Pace
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from pvrd.errors import Timeout
+from pvrd.http.embedding import A_CALL, AIM_S, FIRST, Pace, embedded
 
 HUNDRED = ["x" * 100] * 3000
 
@@ -11,7 +17,7 @@ HUNDRED = ["x" * 100] * 3000
 def test_the_first_call_is_little_and_what_goes_fast_grows() -> None:
     pace = Pace()
     calls = []
-    for _ in range(5):
+    for _ in range(6):
         calls.append(pace.cut(HUNDRED))
         pace.took(100 * calls[-1], 0.01)
     assert calls[0] == FIRST // 100
@@ -37,3 +43,28 @@ def test_a_text_that_is_too_much_goes_alone() -> None:
     pace.took(10, 1e9)
     assert pace.cut(HUNDRED) == 1
     assert pace.cut(["y"]) == 1
+
+
+class Slow:
+    """A session that ends no call of more than `most` texts."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.calls: list[int] = []
+
+    async def ask(self, call: Any) -> tuple[list[bytes], int]:
+        texts = call.body[0]
+        self.calls.append(len(texts))
+        if len(texts) > self.most:
+            raise Timeout("the answer takes longer than 20 s; ask for less at a time")
+        return [text.encode() for text in texts], len(texts)
+
+
+def test_what_took_too_long_is_asked_for_in_less() -> None:
+    session, texts = Slow(3), [f"text {n}" for n in range(200)]
+    rows, tokens = asyncio.run(embedded(cast("Any", session), texts))
+    assert [row.decode() for row in rows] == texts
+    assert tokens == len(texts)
+    assert max(session.calls) > 3
+    with pytest.raises(Timeout):
+        asyncio.run(embedded(cast("Any", Slow(0)), texts))
