@@ -157,6 +157,13 @@ def test_the_claim_holds_where_work_takes_enough_of_the_energy(use: qos_life.Use
         assert sooner.hours / static.hours == pytest.approx(qos_life.CLAIM, rel=0.02)
 
 
+def test_a_threshold_of_100_is_low_precision_whenever_there_is_no_plug() -> None:
+    ours = qos_life.life(qos_power.governed(battery_low=100))
+    low = qos_life.life(qos_power.always("low"))
+    assert ours.hours == pytest.approx(low.hours, rel=0.005)
+    assert ours.full < 0.01 * ours.units
+
+
 def test_the_governor_keeps_a_board_cool_and_a_desktop_smooth() -> None:
     ours, static = (qos_days.heat(p) for p in (qos_power.governed(), qos_power.always("full")))
     assert ours.hot_s < static.hot_s

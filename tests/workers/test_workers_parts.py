@@ -199,9 +199,10 @@ def test_where_there_are_streams_less_goes_together() -> None:
 
 @pytest.mark.gpu
 def test_a_slice_of_several_tokens_ends_early_for_what_cannot_wait(
-    tiny: Path, tmp_path: Path
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens are the same whether all were computed in one slice or the rest in the next."""
+    monkeypatch.setattr(paced, "TOGETHER_S", 0.0)  # it may end after each
     with paced_model(tiny, tmp_path) as (meter, model):
         said = []
         for urgent in (False, True):
