@@ -197,10 +197,13 @@ def _phi3(keys: _Keys) -> dict[str, Any]:
 
 
 def _gemma2(keys: _Keys) -> dict[str, Any]:
+    scalar = keys.float("query_pre_attn_scalar", 256.0)
+    if scalar <= 0:
+        raise BadModel("The model's query_pre_attn_scalar makes no sense.")
     return {
         "act": _ACTS.get(keys.text("hidden_activation", "gelu_pytorch_tanh"), "gelu"),
         "embed_scale": keys.int("hidden_size") ** 0.5,
-        "scale": keys.float("query_pre_attn_scalar", 256.0) ** -0.5,
+        "scale": scalar**-0.5,
         "window": keys.int("sliding_window", 4096),
         "local": _local(keys, lambda i: i % 2 == 0),
         "attention_cap": keys.float("attn_logit_softcapping", 0.0),

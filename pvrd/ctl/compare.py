@@ -74,8 +74,11 @@ def _size_of(name: str) -> tuple[int, int]:
     try:
         with Image.open(name, formats=("PNG", "JPEG")) as picture:
             return picture.size
-    except OSError as error:
-        what = os.strerror(error.errno) if error.errno else "neither a PNG nor a JPEG picture"
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        number = getattr(error, "errno", None)
+        what = os.strerror(number) if number else "neither a PNG nor a JPEG picture"
+        if isinstance(error, Image.DecompressionBombError):
+            what = "the picture is too large"
         raise errors.CtlError(
             f"{output.plain(name)}: {what}.", errors.BAD_INPUT, "InvalidArgument"
         ) from error
@@ -95,7 +98,8 @@ def _sheet(args: argparse.Namespace, picture: int, result: int) -> tuple[dict[st
         )  # fmt: skip
         if done.returncode:
             message = output.plain(done.stderr.strip()) or "The sheet was not drawn."
-            raise errors.CtlError(message, done.returncode, "InvalidArgument")
+            code = done.returncode if done.returncode > 0 else errors.FAILED  # a signal ended it
+            raise errors.CtlError(message, code, "InvalidArgument")
         with open(os.dup(sheet), "rb") as file:
             file.seek(0)
             return json.loads(done.stdout), file.read()

@@ -7,9 +7,11 @@ import argparse
 import contextlib
 import os
 import stat
+import struct
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +133,29 @@ def test_a_truth_that_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixtur
     text.write_text("no picture")
     assert main(["compare", "--truth", str(text), "in.png", str(tmp_path / "out.png")]) == 5
     assert capsys.readouterr().err == f"pvrctl: {text}: neither a PNG nor a JPEG picture.\n"
+
+
+@pytest.mark.parametrize(
+    ("side", "text", "why"),
+    [(16000, b"", "the picture is too large"),
+     (4, bytes(80 << 20), "neither a PNG nor a JPEG picture")],
+)  # fmt: skip
+def test_a_truth_that_would_burst(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int, text: bytes, why: str
+) -> None:
+    """Pillow has words of its own for sides, and for texts inside that are too long."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + check
+
+    truth = tmp_path / "t.png"
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0))
+    note = chunk(b"zTXt", b"a\0\0" + zlib.compress(text, 1))
+    rows = chunk(b"IDAT", zlib.compress(bytes(20)))
+    truth.write_bytes(PNG[:8] + head + note + rows + chunk(b"IEND", b""))
+    assert main(["compare", "--truth", str(truth), "in.png", str(tmp_path / "out.png")]) == 5
+    assert capsys.readouterr().err == f"pvrctl: {truth}: {why}.\n"
 
 
 @pytest.mark.bus

@@ -157,6 +157,15 @@ def test_impossible_configurations(tmp_path: Path, config: dict[str, Any]) -> No
         check(spoiled(tmp_path / "m", **config))
 
 
+@pytest.mark.parametrize("scalar", [0, -1])
+def test_a_scale_of_gemma_that_makes_no_sense(tmp_path: Path, scalar: int) -> None:
+    path = folder(tmp_path / "m", CASES["gemma2"])
+    config = {**CASES["gemma2"].config, "query_pre_attn_scalar": scalar}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadModel, match="query_pre_attn_scalar makes no sense"):
+        check(path)
+
+
 def test_weights_that_are_no_safetensors_are_named(tmp_path: Path) -> None:
     path = folder(tmp_path / "model")
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
