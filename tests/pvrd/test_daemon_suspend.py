@@ -91,6 +91,7 @@ def test_jobs_wait_while_the_system_sleeps(
 ) -> None:
     daemon = start({"sensors.system": True}, DBUS_SYSTEM_BUS_ADDRESS=logind.address)
     caller.state("gpu")
+    until(lambda: len(logind.locks()) == 1, "the delay lock")  # it listens
     logind.sleep(True)
     until(lambda: "parked for suspend" in daemon.text(), "all parked")
     stream = lines(caller.generate(caller.open_text(), "hello", max_tokens=3))

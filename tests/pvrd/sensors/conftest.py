@@ -15,7 +15,7 @@ import pytest
 from pvrd import config
 from pvrd.bus import PROPERTIES, BusAddress, Connection, Variant
 from pvrd.bus_values import plain
-from pvrd.sensors import Sensors
+from pvrd.sensors import Sensors, service
 from tests.buses import started_bus
 from tests.pvrd.mocks import LONG, PYTHON, SystemBus
 
@@ -98,8 +98,11 @@ def system(mocks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemBus]:
 
 
 @pytest.fixture
-def play(system: SystemBus) -> Callable[[Callable[[Scene], Awaitable[None]]], None]:
+def play(
+    system: SystemBus, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Scene], Awaitable[None]]], None]:
     """Runs a coroutine function on a Scene of the private system bus."""
+    monkeypatch.setattr(service, "_ANSWER_S", LONG)  # of a mock on a busy machine
 
     def run(act: Callable[[Scene], Awaitable[None]]) -> None:
         async def whole() -> None:

@@ -54,14 +54,17 @@ def test_a_low_battery_makes_new_jobs_lighter(
 
     display(80.0)
     daemon = start({"sensors.system": True}, DBUS_SYSTEM_BUS_ADDRESS=system.address)
+    # The daemon does not wait for the system bus before it is ready.
+    until(lambda: rows(caller)["battery"]["value"] == 80.0, "the battery")
     seen = rows(caller)
-    assert (seen["battery"]["value"], seen["battery"]["source"]) == (80.0, "UPower")
-    assert seen["on_battery"]["value"] is True
+    assert (seen["battery"]["source"], seen["on_battery"]["value"]) == ("UPower", True)
     assert caller.get("Decision")["precision"] == "full"
-    locks = call(
-        system.address, logind.LOGIND, logind.MANAGER_PATH, logind.MANAGER, "ListInhibitors"
-    )[0]
-    assert [lock[:2] + lock[3:4] for lock in locks] == [["sleep", "pvrd", "delay"]]
+
+    def locks() -> list[Any]:
+        who = system.address, logind.LOGIND, logind.MANAGER_PATH, logind.MANAGER
+        return [lock[:2] + lock[3:4] for lock in call(*who, "ListInhibitors")[0]]
+
+    assert until(locks, "the delay lock") == [["sleep", "pvrd", "delay"]]
     display(12.0)
     until(lambda: caller.get("Decision")["precision"] == "low", "low precision")
     assert "battery" in caller.get("Decision")["reason"]
