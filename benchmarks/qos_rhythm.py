@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text beside a compositor on a simulated device: what pacing is worth, without a GPU.
+
+    python -m benchmarks.qos_rhythm [--quick] [--json]
+
+The real gate, cut and parts (pvrd/workers/paced, rhythm, engine/backends/vulkan/segments) before a
+device that behaves as submissions recorded on an H200 did (benchmarks/qos_gpu: 8B in 4 bits, 60 Hz,
+6.2 ms a frame): seconds are the device's, nothing is waited for. It tells ways of pacing apart; it
+is no measurement of a device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from benchmarks import common
+from engine.backends.vulkan import segments
+from engine.pace import LIMIT
+from pvrd.workers import paced
+from pvrd.workers.timings import Meter
+
+TOKEN_S, FIRST_S, LAST_S = 3.15e-3, 0.035e-3, 0.145e-3  # a token; a submission; a token's end
+BETWEEN_S, SLICE_S = 0.1e-3, 0.42e-3  # the host, between submissions and between slices
+VIDEO_S, BRING_S, EVERY_S = 1.4e-3, 1.46e-3, 0.04  # a frame on the device, on the host; how often
+TOKENS, PARTS = 6, 96  # of a slice; calls of a token
+LOCKED_S, TOLD_S = 4.0, 0.5  # from then on it counts; when the refresh is told
+HZ, FRAME_S = (60.0, 59.97, 60.02), 6.2e-3
+
+
+@dataclass
+class Device:
+    """A compositor's and ours. What is under way when the other one comes goes on for a while, and
+    the first of ours after a frame takes longer.
+    """
+
+    hz: float
+    seed: int
+    vary: float  # of a frame's length
+    now: float = 0.0
+    took: list[tuple[float, float]] = field(default_factory=list)  # begin, seconds of a frame
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self._phase, self._number = 1e-3 * self.seed, 0
+        self._left = self._begun = self._ended = 0.0
+        self._theirs = False
+        self._after()
+
+    def _after(self) -> None:
+        self._number += 1
+        self._next = self._phase + self._number / self.hz + 60e-6 * self._rng.random()
+
+    def _frame(self) -> float:
+        r = self._rng.random
+        slow = 1 + self.vary * ((self._next / 6) % 2 - 1)
+        return FRAME_S * slow * (1 + 0.006 * r()) + (r() < 0.01) * (0.3e-3 + 0.9e-3 * r())
+
+    def _end(self, more: float = 0.0) -> None:
+        self.took.append((self._begun, self.now - self._begun + more))
+        self._left, self._theirs, self._ended = 0.0, True, self.now
+
+    def idle(self, seconds: float) -> None:
+        """Time without work of ours."""
+        until = self.now + seconds
+        while self.now < until:
+            if self._left:
+                step = min(self._left, until - self.now)
+                self._left -= step
+                self.now += step
+                if self._left < 1e-9:
+                    self._end()
+            elif self._next < until:
+                self.now = self._begun = max(self.now, self._next)
+                self._left = self._frame()
+                self._after()
+            else:
+                self.now = until
+
+    def work(self, seconds: float) -> None:
+        """A submission of ours."""
+        r = self._rng.random
+        if self._left:  # the frame is done first; unless it nearly was, it is disturbed
+            near = self._left <= 1.05e-3
+            self.now += self._left
+            self._end(0.0 if near else 0.9e-3 + 0.3e-3 * r())
+            self.now += 0.03e-3
+        pause = self.now - self._ended
+        if self._theirs:
+            self._theirs, pause = False, 0.0
+            seconds += 0.17e-3 + 0.06e-3 * r() + (r() < 0.12) * 0.15e-3 * r()
+        wakes = next(p for s, p in ((0.25e-3, 0.1), (1.25e-3, 0.35), (2.2e-3, 0.6), (9e9, 0.97))
+                     if pause < s)  # fmt: skip
+        if pause > 0.1e-3:
+            seconds += 0.19e-3 + 0.08e-3 * r() if r() < wakes else 0.06e-3 * r()
+        seconds += 0.02e-3 + 0.05e-3 * r() + (r() < 0.05) * 0.15e-3 * r()
+        while self._next < self.now + seconds:
+            over = self.now + seconds - self._next
+            shares = ((0.05e-3, 0.0), (0.3e-3, 0.12), (1e-3, 0.3), (9e9, 1.0))
+            self._begun = self._next
+            if r() < next(p for s, p in shares if over < s):  # the frame comes first
+                ours = 0.9 * min(over, 1.05e-3)
+                self.now = self._begun + self._frame() + ours
+                self._after()
+                self._end()
+                self._theirs, seconds = False, over - ours + 0.12e-3
+                continue
+            self._left = self._frame() + (r() < 0.12) * 1.1e-3  # it goes on, the frame waits
+            self._after()
+            self.now = self._ended = self._begun + over
+            return
+        self.now = self._ended = self.now + seconds
+
+
+class Executable:
+    """What Segments needs of one: a model's token."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._rng = device, random.Random(7)
+        self._recorded, self._stack = {"ahead": 0}, None
+        self._dispatches = {"ahead": range(PARTS)}
+        self.program = SimpleNamespace(sequences=self._dispatches)
+        cut = SimpleNamespace(
+            commands=lambda stack, count: [(count, i) for i in range(count)], submission=tuple
+        )
+        self._backend = SimpleNamespace(
+            _counters={"dispatches": 0, "submissions": 0}, _device=cut, _submit=self._submit
+        )
+
+    def _send(self) -> None:
+        pass
+
+    def _submit(self, commands: Any, *_: Any) -> None:
+        seconds = sum(TOKEN_S / count + LAST_S * (i == count - 1) for count, i in commands)
+        self._device.idle(8e-6)
+        self._device.work(FIRST_S + seconds)
+        hiccup = (self._rng.random() < 0.001) * 15e-3 * self._rng.random()
+        self._device.idle(10e-6 + BETWEEN_S * (0.7 + 0.6 * self._rng.random()) + hiccup)
+
+
+def run(device: Device, seconds: float, stream: bool) -> tuple[float, list[float]]:
+    """Tokens a second, and the compositor's frames in ms, sorted."""
+    rng = random.Random(2)
+    clock: Any = SimpleNamespace(
+        monotonic=lambda: device.now,
+        perf_counter=lambda: device.now,
+        sleep=lambda s: device.idle(s + 60e-6 * rng.random()),
+    )
+    recorded: Any = SimpleNamespace(record=lambda *_: None)
+    done, due = 0, 1.0
+    with ExitStack() as stack:
+        for module, name, value in (
+            (paced, "time", clock), (segments, "time", clock), (segments, "api", recorded),
+            (LIMIT, "streams", int(stream)),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(module, name, value))
+        gate = Meter().gate
+        cut = paced.Cut(gate, Executable(device))
+        while device.now < seconds:
+            if device.now > TOLD_S and not gate.rhythm.on:
+                gate.rhythm.pace(60.0)
+            if stream and device.now >= due:
+                gate.run("frame", lambda: device.work(VIDEO_S))
+                device.idle(BRING_S)
+                due += EVERY_S
+                continue
+            urgent = lambda at=due: stream and device.now >= at  # noqa: E731
+            stats = cut.run(("model",), ["ahead"] * TOKENS, urgent)
+            done += (stats.done or 0) if device.now > LOCKED_S else 0
+            device.idle(SLICE_S * (0.7 + 0.6 * rng.random()))
+    frames = sorted(1e3 * took for begun, took in device.took if begun > LOCKED_S)
+    return done / (device.now - LOCKED_S), frames
+
+
+def rows(runs: int, seconds: float) -> Iterator[common.Row]:
+    """Text and the compositor's p99, against parts that go one by one and up to 4 ms."""
+    for stream in (False, True):
+        found = {}
+        for together in (paced.TOGETHER_S, paced.STREAMS_S, 0.0):
+            with mock.patch.object(paced, "TOGETHER_S", together):
+                made = [
+                    run(Device(HZ[s % 3], s, (0.0, 0.0, 0.1)[s // 3 % 3]), seconds, stream)
+                    for s in range(runs)
+                ]
+            rates = statistics.mean(rate for rate, _ in made)
+            found[together] = rates, statistics.mean(f[len(f) * 99 // 100] for _, f in made)
+        (rate, p99), *others = found.values()
+        beside = "with a stream" if stream else "text alone"
+        for peer, name in zip(others, ("up to 4 ms", "one by one"), strict=True):
+            yield common.row(f"{beside}: text", "tokens/s", rate, peer[0], name)
+            yield common.row(f"{beside}: frames' p99", "ms", p99, peer[1], name)
+
+
+def measure(args: argparse.Namespace) -> list[common.Row]:
+    return list(rows(3, 8.0) if args.quick else rows(18, 30.0))
+
+
+if __name__ == "__main__":
+    sys.exit(common.main((__doc__ or "").splitlines()[0], measure))
