@@ -15,6 +15,7 @@ import pytest
 
 from engine.backends.base import Backend, DeviceInfo, Limits
 from engine.backends.cpu import CpuBackend
+from engine.backends.crosscheck import CheckedBackend
 from engine.backends.null import NullBackend
 from engine.graph import Graph, explain
 from engine.importers.families import import_model
@@ -124,6 +125,26 @@ def test_what_a_prompt_computes(graph: Graph) -> None:
     ]
     rest = [c for c in program.sequences["rest"] if c.bindings[0].buffer in product.weights]
     assert len(rest) > len(ranges) > 0
+
+
+@pytest.mark.gpu
+def test_its_slices_are_checked(tiny_q8: Path) -> None:
+    """Samples are computed again with the parameters of the tail's own calls."""
+    from engine.backends.vulkan import VulkanBackend
+
+    backend = VulkanBackend(allow_software=True)
+    checked = CheckedBackend(backend, 1.0, np.random.default_rng(1))
+    model = TextModel.load(tiny_q8, "", checked)
+    state = model.state(64)
+    for _ in range(60):
+        state.common([])
+        state.run(IDS, head=True)
+    assert checked.checks > 60
+    assert checked.failed == 0
+    assert state.executable.passed["last_to_first.base"] >= 1  # type: ignore[attr-defined]
+    state.close()
+    model.close()
+    backend.close()
 
 
 def test_graphs_without_it(graph: Graph) -> None:
