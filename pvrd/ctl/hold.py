@@ -72,15 +72,17 @@ def _wait_free(client: Client, pid: int) -> None:
     output.warn(f"The GPU is not free yet after {FREE_S:g} s.")
 
 
-def _gone(fd: int) -> None:
-    """Waits for the daemon's end of the hold to be closed, and says so. For a thread."""
+def _gone(fd: int, over: threading.Event) -> None:
+    """Waits for the daemon's end of the hold to be closed, and says so unless it is `over`: then
+    the daemon closed it because we leave. For a thread."""
     os.set_blocking(fd, True)
     try:
         while os.read(fd, 64):
             pass
-        output.warn("The GPU is not held any more: pvrd ended.")
     except OSError:
-        pass  # the hold is over
+        return
+    if not over.is_set():
+        output.warn("The GPU is not held any more: pvrd ended.")
 
 
 def _wait(fd: int, as_json: bool) -> int:
@@ -109,6 +111,7 @@ def _follow(fd: int, command: list[str]) -> int:
     import subprocess
 
     watched = {*_PASSED, signal.SIGCHLD}
+    over = threading.Event()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         try:
@@ -120,12 +123,13 @@ def _follow(fd: int, command: list[str]) -> int:
             missing = isinstance(error, FileNotFoundError)
             text = f"{output.plain(command[0])} cannot be run: {os.strerror(error.errno or 0)}."
             raise errors.CtlError(text, NOT_FOUND if missing else NOT_EXECUTABLE) from error
-        threading.Thread(target=_gone, args=(os.dup(fd),), daemon=True).start()
+        threading.Thread(target=_gone, args=(os.dup(fd), over), daemon=True).start()
         while child.poll() is None:
             told = signal.sigwaitinfo(watched)
             if told.si_signo != signal.SIGCHLD and told.si_code != _BY_KERNEL:
                 child.send_signal(told.si_signo)
     finally:
+        over.set()
         sys.stdout.flush()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode

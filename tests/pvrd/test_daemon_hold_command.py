@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pvrd.ctl import hold
 
 pytestmark = pytest.mark.bus
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +30,7 @@ def pvrctl(daemon: Any, bus: str) -> Any:
     """Starts `pvrctl hold` with these arguments."""
     begun: list[subprocess.Popen[str]] = []
 
-    def hold(*arguments: str) -> subprocess.Popen[str]:
+    def begin(*arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "pvrd.ctl.main", "--bus", bus, "hold", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -36,7 +39,7 @@ def pvrctl(daemon: Any, bus: str) -> Any:
         begun.append(process)
         return process
 
-    yield hold
+    yield begin
     for process in begun:
         process.kill()
         process.wait(LONG)
@@ -114,6 +117,21 @@ def test_without_a_command_until_a_signal(pvrctl: Any, caller: Any, number: int)
     process.send_signal(number)
     assert process.wait(LONG) == 0
     caller.state("gpu")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_hold_that_we_end_is_no_end_of_the_daemon(
+    ours: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever leaves the bus sees the pipe close before it ends."""
+    reader, writer = os.pipe()
+    over = threading.Event()
+    if ours:
+        over.set()
+    os.close(writer)
+    hold._gone(reader, over)
+    os.close(reader)
+    assert ("pvrd ended" in capsys.readouterr().err) is not ours
 
 
 def test_the_end_of_the_daemon_is_said(start: Any, pvrctl: Any, caller: Any, bus: str) -> None:
