@@ -97,7 +97,7 @@ def typed(key: str, text: str, current: dict[str, Any]) -> tuple[str, Any]:
             if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
                 raise ValueError
             return "as", items
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         kind = {
             bool: "true or false",
             int: "a whole number",

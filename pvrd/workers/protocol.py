@@ -136,7 +136,7 @@ def decode(data: bytes) -> dict[str, Any]:
     """
     try:
         message = json.loads(data.decode())
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ProtocolError(f"not JSON: {e}") from None
     if not isinstance(message, dict) or not isinstance(message.get("t"), str):
         raise ProtocolError("not an object with the key 't'")

@@ -131,3 +131,8 @@ def test_imports_neither_numpy_nor_the_engine() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_message_nested_too_deeply_is_none() -> None:
+    with pytest.raises(protocol.ProtocolError, match="not JSON"):
+        protocol.decode(b'{"t":' + b"[" * 60_000)
