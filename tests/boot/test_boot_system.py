@@ -162,9 +162,10 @@ def test_sensors_work_in_the_sandbox(installed, until) -> None:
     installed.run("mkdir", "-p", "/run/udev")
     installed.run("touch", "/run/udev/control")
     installed.run("systemctl", "restart", "pvrd.service")
+    # It is active before it has asked the system bus.
+    until("logind tells", lambda: sensors(installed)["idle"]["source"].startswith("logind"))
     seen = sensors(installed)
     assert seen["udev"]["source"] == "udev"
-    assert seen["idle"]["source"].startswith("logind"), seen["idle"]
     assert seen["psi_cpu"]["source"] == "/proc/pressure/cpu"
     assert "psi_triggers" not in seen or "6.4" in seen["psi_triggers"]["source"]
     events = seen["udev"]["value"]
@@ -175,12 +176,15 @@ def test_sensors_work_in_the_sandbox(installed, until) -> None:
         "HOTPLUG=1",
     )  # fmt: skip
     until("udev is heard", lambda: sensors(installed)["udev"]["value"] > events)
-    locks = installed.text(
-        "busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1",
-        "org.freedesktop.login1.Manager", "ListInhibitors",
-    )  # fmt: skip
-    assert '"sleep" "pvrd"' in locks
-    assert '"delay"' in locks
+
+    def locks() -> str:
+        return installed.text(
+            "busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1",
+            "org.freedesktop.login1.Manager", "ListInhibitors",
+        )  # fmt: skip
+
+    until("it holds a lock", lambda: '"sleep" "pvrd"' in locks())
+    assert '"delay"' in locks()
 
 
 def test_polkit_keeps_models_from_users_and_gives_them_to_root(installed) -> None:
@@ -282,7 +286,8 @@ def test_silent_daemon_is_restarted_by_its_watchdog(installed, until) -> None:
     installed.run("systemctl", "kill", "--kill-who=main", "--signal=STOP", "pvrd.service")
     until("pvrd is back", lambda: restarted(installed, restarts))
     assert installed.ctl(*generate(8)[2:])["device"] == "cpu"
-    assert "Watchdog timeout" in installed.journal("--unit=pvrd.service")
+    said = "Watchdog timeout"
+    until("the journal has it", lambda: said in installed.journal("--unit=pvrd.service"))
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -302,7 +307,7 @@ ABLE = {
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_what_a_sandbox_keeps_out(installed, unit: str) -> None:
+def test_what_a_sandbox_keeps_out(installed, until, unit: str) -> None:
     """A probe in a unit of the same lines, but for the program and how it is supervised."""
     dropped = (
         "Exec", "Type=", "BusName=", "NotifyAccess=", "Watchdog", "Restart", "Standard",
@@ -321,8 +326,12 @@ def test_what_a_sandbox_keeps_out(installed, unit: str) -> None:
     installed.run("tee", probe, stdin="\n".join(lines).encode())
     installed.run("systemctl", "daemon-reload")
     installed.run("systemctl", "start", name)
-    said = installed.text("journalctl", "-b", "-o", "cat", "-u", name)
-    tried = json.loads(said.partition("PROBE ")[2].splitlines()[0])
+
+    def said() -> str:
+        return installed.text("journalctl", "-b", "-o", "cat", "-u", name).partition("PROBE ")[2]
+
+    until("the journal has its words", lambda: "}" in said())  # it need not be as fast
+    tried = json.loads(said().splitlines()[0])
     installed.run("rm", probe)
     assert {what for what, error in tried.items() if not error} == ABLE[unit], tried
 
