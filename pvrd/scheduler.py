@@ -10,7 +10,8 @@ Pure: times are arguments, nothing is measured or waited for here. In this order
 2. the earliest deadline among those that can be met. That is decided once for each deadline by the
    demand up to it: the work left of those that were let in before, the shares of all others, and
    one slice that cannot be interrupted. A deadline that cannot be met is no deadline, so it makes
-   no other late; but where a cheap end (`rescue_s`) can be had in time, its last moment counts;
+   no other late; but where a cheap end (`rescue_s`) can be had in time, its last moment counts.
+   What takes longer than was thought is given up before one that was met the last time is late;
 3. the highest level: priorities 12-15, 8-11, 4-7, 0-3. Within a level time is shared by weight,
    1 + priority % 4, by stride scheduling (Waldspurger and Weihl 1995): what was idle starts level
    with the others and has saved up nothing.
@@ -267,6 +268,7 @@ class Scheduler:
                 if not entry.cheap:  # it was hoped for too long
                     entry.total, entry.rescued = max(entry.total, 1.5 * entry.spent), True
                 entry.let_in = entry.cheap = entry.cheap and now <= entry.by
+        self._spare(dated, accounts, now)
         for entry in sorted(dated, key=lambda e: (-e.level, e.by)):
             if not entry.let_in:
                 self._let_in(entry, dated, accounts, now)
@@ -274,6 +276,18 @@ class Scheduler:
         return [
             e for e in dated if e.let_in and not (e.cheap and now + e.work + self._block < e.by)
         ]
+
+    def _spare(self, dated: list[_Entry], accounts: list[_Account], now: float) -> None:
+        """Gives up what is tried and takes longer than was thought, before what was met is late."""
+        inside = [e for e in dated if e.let_in]
+        tried = [e for e in inside if not (e.proven or e.cheap) and e.spent > e.total]
+        for last in [e for e in inside if e.proven] if tried else ():
+            if not self._met(last, inside, accounts, now):
+                for entry in [e for e in tried if e.by <= last.by]:
+                    entry.let_in, entry.rescued = False, True
+                    entry.total = max(entry.total, 1.5 * entry.spent)
+                    inside.remove(entry)
+                    tried.remove(entry)
 
     def _let_in(
         self, entry: _Entry, dated: list[_Entry], accounts: list[_Account], now: float

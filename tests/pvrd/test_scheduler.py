@@ -200,6 +200,15 @@ def test_one_that_cannot_be_met_ruins_no_other(
             assert job.late <= 0.05 * (job.met + job.late) + 1, job
 
 
+def test_what_takes_longer_than_was_thought_is_given_up_before_it_ruins_another() -> None:
+    known = Job("v", 0.0016, 4, 0.0, 0.065, 0.0182)
+    others = [Job("promised", 0.001, 9, 0.18), Job("t", 0.001, 4)]
+    late = [Job(f"x{i}", 0.001, 5, 0.0, 0.1, 0.44, 0.002, 0.6) for i in range(2)]
+    simulate([known, *others, *late], 6.0)
+    assert known.late <= 1  # 25 of 92 where only their beginnings were looked at
+    assert max(job.met for job in late) > 40  # by its cheap end
+
+
 @mixes
 @given(streams(), st.floats(0.4, 0.9))
 def test_frames_that_are_too_many_leave_shares_alone(jobs: list[Job], share: float) -> None:
