@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from engine.backends.base import DeviceInfo
-from engine.builder import ProgramBuilder
 from engine.errors import BadModel
-from engine.graph import Graph, Node, Weight
-from engine.program import Binding, Buffer, Kind, Program
+from engine.graph import Graph, Node
+from engine.lower_calls import Calls
+from engine.program import Binding, Buffer, Program
 from engine.shards import expert_shards, matrix_shards, weight_nbytes
 from engine.tail import LastLayer, last_layer
 from engine.variants import Allow, NoKernel, allow_all, choose
@@ -59,7 +59,9 @@ def lower(
     return Lowering(graph, device, context, chunk, allow, kv).program()
 
 
-class Lowering:
+class Lowering(Calls):
+    """The calls of each operation of a graph."""
+
     def __init__(
         self,
         graph: Graph,
@@ -69,21 +71,13 @@ class Lowering:
         allow: Allow,
         kv: str = "f16",
     ) -> None:
-        self._graph = graph
-        self._device = device
-        self._context = context
-        self._chunk = chunk
-        self._allow = allow
+        super().__init__(graph, device, context, chunk, allow)
         self._kv = kv
-        self._builder = ProgramBuilder(device, context, allow)
-        self._where: dict[str, str] = {}  # value -> buffer
-        self._in_head = False
         self._users = graph.users()
         self._inner: dict[str, Node] = {}  # values that products compute themselves, for one token
         self._attended: dict[str, str] = {}  # where one token's attentions are, if not in `_where`
         self._gated: set[str] = set()  # gates and units that their product makes one, likewise
         self._last = self._last_layer()
-        self._of_all: tuple[str, ...] = ("prefill",)  # the sequences for all rows of a prompt
 
     def program(self) -> Program:
         self._buffer("params", TAIL_PARAMS + PARAM_WORDS * 4, "params")
@@ -133,35 +127,6 @@ class Lowering:
         self._builder.call("last_to_first", stream, None, {"n": layer.width}, "tail", 1)
         rest = self._builder.calls["rest"]
         self._builder.calls["tail"] += [replace(call, params=TAIL_PARAMS) for call in rest]
-
-    def _buffer(self, name: str, nbytes: int, kind: Kind) -> str:
-        return self._builder.buffer(name, nbytes, kind)
-
-    def _scratch(self, name: str, width: int, rows: int | None = None) -> str:
-        return self._buffer(name, (rows or self._chunk) * width * 4, "scratch")
-
-    def _call(
-        self, op: str, bindings: list[Binding], fmt: str | None, only: str, push: dict[str, float]
-    ) -> None:
-        """Adds a call to both `decode` and `prefill` (or what follows it), or to `head`."""
-        rows = self._of_all
-        if only == "prefill":
-            sequences = rows
-        else:
-            sequences = (only,) if only else ("head",) if self._in_head else ("decode", *rows)
-        for sequence in sequences:
-            tokens = self._chunk if sequence in rows else 1
-            self._builder.call(op, bindings, fmt, push, sequence, tokens)
-
-    def _in(self, node: Node, i: int = 0) -> Binding:
-        return Binding(self._where[node.inputs[i]])
-
-    def _out(self, node: Node, buffer: str) -> Binding:
-        self._where[node.output] = buffer
-        return Binding(buffer)
-
-    def _weight(self, node: Node, i: int = 0) -> Weight:
-        return self._graph.weights[node.weights[i]]
 
     # One method an operation of the graph.
 
