@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ class Process:
             self._child.wait()
 
 
-class Peer(Generic[Way]):
+class Peer(ABC, Generic[Way]):
     """A peer with one model. Each phase (`decode32`, `prefill128`, …) is run in the way that was
     the fastest at a short one of its kind, the model loaded once for a way that is in use.
     """
@@ -137,8 +138,9 @@ class Peer(Generic[Way]):
         """What a process that was just loaded does before it counts."""
         self._running[self.best[phase]].run(split(phase)[0], _FIRST)
 
+    @abstractmethod
     def _process(self, way: Way) -> Process:
-        raise NotImplementedError
+        """Starts the program in a way, its model loaded."""
 
 
 def split(phase: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 
+from engine.errors import InvalidArgument
 from engine.program import Program
 
 Array = npt.NDArray[Any]
@@ -158,3 +159,16 @@ class Backend(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+def checked(program: Program) -> Program:
+    """The program, after a look at it.
+
+    Raises:
+        InvalidArgument: a call names an unknown buffer or a range outside it.
+    """
+    try:
+        program.check()
+    except ValueError as e:
+        raise InvalidArgument(str(e)) from e
+    return program

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine.backends.base import LARGE, NOTHING, Array, Into, Lent
+from engine.backends.base import LARGE, NOTHING, Array, Into, Lent, checked
 from engine.errors import InvalidArgument, OutOfMemory
 from engine.program import Program
 
@@ -60,11 +60,7 @@ class HostExecutable:
     def __init__(
         self, counters: dict[str, int], program: Program, weights: HostWeights, lent: Lent = NOTHING
     ) -> None:
-        try:
-            program.check()
-        except ValueError as e:
-            raise InvalidArgument(str(e)) from e
-        self.program = program
+        self.program = checked(program)
         self._counters = counters
         self._buffers: dict[str, Array] | None = {}
         own = [b for b in program.buffers.values() if b.kind != "weight"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from engine.backends.base import LARGE, NOTHING, NOWHERE, Array, Into, Lent, RunStats
+from engine.backends.base import LARGE, NOTHING, NOWHERE, Array, Into, Lent, RunStats, checked
 from engine.backends.gate import Range, call_misfit
 from engine.backends.host import as_bytes
 from engine.backends.vulkan import api
@@ -90,11 +90,7 @@ class VulkanExecutable:
         weights: VulkanWeights,
         lent: Lent = NOTHING,
     ) -> None:
-        try:
-            program.check()
-        except ValueError as e:
-            raise InvalidArgument(str(e)) from e
-        self.program = program
+        self.program = checked(program)
         self._backend = backend
         self._weights = weights  # recordings point into them
         self._submissions: dict[tuple[tuple[str, ...], int, int], Any] = {}
