@@ -36,19 +36,26 @@ def environment(clock: str) -> dict[str, str]:
 
 
 class LlamaPeer(Peer[Way]):
-    """llama.cpp with one file. By the clock `cpu` its threads sleep where they wait for each other.
-    Where the program ends SystemExit is raised.
+    """llama.cpp with one file, which decodes behind a prompt of `behind` tokens. By the clock `cpu`
+    its threads sleep where they wait for each other. Where the program ends SystemExit is raised.
     """
 
-    def __init__(self, file: Path, threads: int, clock: str, program: Path | None = None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        threads: int,
+        clock: str,
+        behind: int = 1,
+        program: Path | None = None,
+    ) -> None:
         super().__init__(clock, WAYS)
         source = Path(__file__).with_name("llama_rate.cpp")
         self._program = program or peers.llama_program(source)
-        self._file, self._threads = file, threads
+        self._file, self._threads, self._behind = file, threads, behind
 
     def _process(self, way: Way) -> Process:
         command = [str(self._program), str(self._file), str(self._threads)]
-        command += [str(int(way.repack)), str(int(way.attention))]
+        command += [str(int(way.repack)), str(int(way.attention)), str(self._behind)]
         return Process(command, _ended, environment(self._clock))
 
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // llama.cpp's speed with one model, measured on demand, so that its runs can stand between another program's.
 //
-//     llama_rate FILE THREADS REPACK ATTENTION
+//     llama_rate FILE THREADS REPACK ATTENTION BEHIND
 //
 // REPACK: 0 or 1, whether weights are laid out anew; ATTENTION: 0 or 1, flash attention. For each line `prefill N` or
-// `decode N` on standard input: N tokens of a prompt, or N tokens one by one after one, as llama-bench does them; then
-// a line with the seconds by the wall clock, and those of all threads together on the CPU.
+// `decode N` on standard input: N tokens of a prompt, or N tokens one by one behind a prompt of BEHIND, which is read
+// where it is not in the cache yet, and not timed; then a line with the seconds by the wall clock, and those of all
+// threads together on the CPU.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -27,8 +28,20 @@ static bool feed(llama_context * context, std::vector<llama_token> tokens) {
     return ok;
 }
 
+static std::vector<llama_token> prompt_of(int count, int vocab) {
+    std::vector<llama_token> prompt;
+    for (int i = 0; i < count; i++) {
+        prompt.push_back(7 * i % vocab);
+    }
+    return prompt;
+}
+
 int main(int argc, char ** argv) {
-    if (argc != 5) {
+    if (argc != 6) {
+        return 2;
+    }
+    const int behind = std::atoi(argv[5]);
+    if (behind < 1 || behind > 1000) {
         return 2;
     }
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
@@ -50,18 +63,26 @@ int main(int argc, char ** argv) {
     }
     const int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
 
+    llama_memory_t memory = llama_get_memory(context);
     char phase[16];
-    int n;
+    int n, held = 0; // of the prompt's tokens that are in the cache
     while (std::scanf("%15s %d", phase, &n) == 2) {
-        llama_memory_clear(llama_get_memory(context), true);
         const bool decode = std::strcmp(phase, "decode") == 0;
-        if (n < 1 || n > 1000 || (decode && !feed(context, {1}))) {
+        if (n < 1 || n > 1000 || behind + n > int(llama_n_ctx(context))) {
             return 1;
         }
-        std::vector<llama_token> prompt;
-        for (int i = 0; i < n; i++) {
-            prompt.push_back(7 * i % vocab);
+        if (!decode || held < behind) {
+            llama_memory_clear(memory, true);
+            held = 0;
         }
+        if (decode && held == 0 && !feed(context, prompt_of(behind, vocab))) {
+            return 1;
+        }
+        if (decode && !llama_memory_seq_rm(memory, 0, behind, -1)) {
+            return 1;
+        }
+        held = decode ? behind : n;
+        const std::vector<llama_token> prompt = prompt_of(n, vocab);
         const auto begin = std::chrono::steady_clock::now();
         const double began = cpu_seconds();
         for (int i = 0; decode && i < n; i++) {

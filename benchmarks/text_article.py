@@ -10,15 +10,16 @@ over the idle machine (benchmarks/energy.py; no such rows where nothing can be r
 record says), `bandwidth`: bytes of the matrices that a decoded token reads, by its time, in percent
 of the bytes that the device reads and writes in a second when it copies. Ours is what a session
 gets, with the choice of the likeliest token, without guesses (text_guess.py). The peer is llama.cpp
-on the same device, at its best flags (benchmarks/llama_peer.py, text_gpu.py), in turn with ours.
-Its energy is what two more repetitions take. `gpu against cpu` holds our GPU against our CPU. With
-`--clock cpu` CPU rows are milliseconds of all threads on CPUs: what other programs on the machine
-change less; what the copy rate allows is then no share of theirs.
+on the same device, at its best flags (benchmarks/llama_peer.py, text_gpu.py), in turn with ours;
+its new tokens follow a prompt as long as ours. Its energy is what two more repetitions take. `gpu
+against cpu` holds our GPU against our CPU. With `--clock cpu` CPU rows are milliseconds of all
+threads on CPUs: what other programs on the machine change less; what the copy rate allows is then
+no share of theirs.
 
 Rows `SHAPE WEIGHTS PHASE cpu onnxruntime` hold ours, run once more, against onnxruntime with the
 same weights at its best settings (benchmarks/onnx_peer.py), in turn, when llama.cpp has ended: so
-that two models are in memory at a time, not three. Its tokens are decoded behind the prompt like
-ours, those of llama.cpp behind one token. Where it cannot run them the record says why.
+that two models are in memory at a time, not three. Its new tokens follow the prompt as well. Where
+it cannot run them the record says why.
 """
 
 from __future__ import annotations
@@ -182,11 +183,13 @@ def _gpu_peer(file: Path, software: bool, repeats: int) -> Peer | None:
     if folder is None:
         return None
     peer = text_gpu.Peer(folder / "llama-bench", file, software, NEW)
-    best = peer.best([PREFILL, DECODE], repeats)
+    names = {PREFILL: PREFILL, DECODE: f"{DECODE}{PROMPT}"}  # as many tokens lie before those
+    best = peer.best(list(names.values()), repeats)
 
     def times(phase: str, repeats: int) -> list[Took]:
-        way = best[phase][1]
-        return [Took(1 / rate, 0.0) for rate in peer.samples([phase], way, repeats)[phase, way]]
+        name = names[phase]
+        way = best[name][1]
+        return [Took(1 / rate, 0.0) for rate in peer.samples([name], way, repeats)[name, way]]
 
     return Peer("llama.cpp", times)
 
@@ -210,7 +213,7 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     rows: list[common.Row] = []
     for weights in kinds:
         title, file = f"{shape} {weights}", text_cpu.model_file(shape, weights)
-        with LlamaPeer(file, args.threads, args.clock) as llama:
+        with LlamaPeer(file, args.threads, args.clock, PROMPT) as llama:
             side = Peer("llama.cpp", _cpu_peer(llama))
             mine = list(_device_rows(cpu, title, "cpu", file, side, repeats, args.clock))
         rows += mine + _onnx_rows(cpu, title, file, args)

@@ -134,7 +134,8 @@ def test_kernels_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
 # Is slow in all ways but one, as llama_rate tells it.
 RATE = """#!{python}
 import os, sys
-_, file, threads, repack, attention = sys.argv
+_, file, threads, repack, attention, behind = sys.argv
+assert behind == "128"
 assert os.environ.get("OMP_WAIT_POLICY") == "passive"
 assert "GOMP_SPINCOUNT" not in os.environ  # that would count for more
 for line in sys.stdin:
@@ -151,7 +152,7 @@ def test_the_peer_on_the_cpu_runs_in_its_best_way(
     path = tmp_path / "llama_rate"
     path.write_text(RATE.replace("{python}", sys.executable))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    with llama_peer.LlamaPeer(Path("model.gguf"), 2, "cpu", path) as peer:
+    with llama_peer.LlamaPeer(Path("model.gguf"), 2, "cpu", 128, path) as peer:
         peer.choose(["decode32", "prefill128"])
         assert peer.best == {
             "decode32": llama_peer.Way(repack=True, attention=False),
@@ -168,7 +169,7 @@ def test_a_peer_that_ends_is_told(tmp_path: Path) -> None:
     path.write_text("#!/bin/sh\nexit 1\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     with (
-        llama_peer.LlamaPeer(Path("model.gguf"), 2, "wall", path) as peer,
+        llama_peer.LlamaPeer(Path("model.gguf"), 2, "wall", program=path) as peer,
         pytest.raises(SystemExit, match="llama_rate ended"),
     ):
         peer.choose(["decode32"])
