@@ -6,8 +6,9 @@
 
 How fast an engine is, and what memory it takes, hangs on the shape and not on the values. What such
 a model says is noise. The vocabulary is made up: three special tokens, the 256 bytes, then words.
-Tensors are drawn and written one by one, so that a large model needs no more memory than its
-largest matrix. Needs the package gguf.
+Tensors are made and written one by one, so that a large model needs no more memory than its largest
+matrix. Large ones are parts of a long row of random blocks again and again, each from another place
+on: drawing them would take longer than all else. Needs the package gguf.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ import numpy.typing as npt
 
 CONTEXT = 8192
 _SPECIAL = (b"<unk>", b"<s>", b"</s>")
+# Of so many blocks a matrix is large, and of so many at most are drawn. That is a prime, and more
+# than matrices have rows: no two rows are the same.
+_MANY, _DRAWN = 1 << 16, 1_000_003
 
 
 @dataclass(frozen=True)
@@ -112,12 +116,13 @@ def token_bytes(shape: Shape, weights: str) -> int:
 
 
 def _random(
-    rng: np.random.Generator, weights: str, rows: int, columns: int
+    rng: np.random.Generator, weights: str, rows: int, columns: int, of: int = 0
 ) -> npt.NDArray[np.uint8]:
     """A matrix of rows x columns as it stands in the file, uint8 [rows, bytes of a row]. Values
-    have about the variance 1 / columns, so that activations neither vanish nor overflow.
+    have about the variance 1 / columns (`of`: that of a matrix of so many), so that activations
+    neither vanish nor overflow.
     """
-    deviation = columns**-0.5
+    deviation = (of or columns) ** -0.5
     if weights == "f16":
         values = rng.standard_normal((rows, columns), np.float32) * np.float32(deviation)
         return values.astype("<f2").view(np.uint8)
@@ -129,6 +134,31 @@ def _random(
     head = [scale, -7.5 * scale] if weights == "q4_1" else [scale]  # scale, and the least value
     blocks[:, : 2 * len(head)] = np.asarray(head, "<f2").view(np.uint8)
     return blocks.reshape(rows, columns // block * nbytes)
+
+
+class _Matrices:
+    """Makes a model's matrices as `_random` does, large ones out of blocks that were drawn once."""
+
+    def __init__(self, rng: np.random.Generator, weights: str) -> None:
+        self._rng, self._weights = rng, weights
+        self._values = gguf.GGML_QUANT_SIZES[WEIGHTS[weights]][0] if weights != "f16" else 32
+        self._drawn: dict[int, npt.NDArray[np.uint8]] = {}  # by columns
+
+    def next(self, rows: int, columns: int) -> npt.NDArray[np.uint8]:
+        count = rows * columns // self._values
+        if count < _MANY:
+            return _random(self._rng, self._weights, rows, columns)
+        if columns not in self._drawn:
+            raw = _random(self._rng, self._weights, 1, _DRAWN * self._values, columns)
+            self._drawn[columns] = raw.reshape(_DRAWN, -1)
+        drawn = self._drawn[columns]
+        out = np.empty((count, drawn.shape[1]), np.uint8)
+        at, begin = 0, int(self._rng.integers(_DRAWN))
+        while at < count:
+            part = drawn[begin : begin + count - at]
+            out[at : at + len(part)] = part
+            at, begin = at + len(part), 0
+        return out.reshape(rows, -1)
 
 
 def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
@@ -184,8 +214,9 @@ def write(path: Path, name: str, weights: str, seed: int = 0) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(seed)
+    matrices = _Matrices(rng, weights)
     for _, rows, columns in shape.matrices():
-        writer.write_tensor_data(_random(rng, weights, rows, columns))
+        writer.write_tensor_data(matrices.next(rows, columns))
     for _ in shape.routers():
         router = rng.standard_normal((shape.experts, shape.hidden), np.float32)
         writer.write_tensor_data(router * np.float32(3 * shape.hidden**-0.5))

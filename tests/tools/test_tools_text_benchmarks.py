@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 
 from benchmarks import common, llama_peer, peer_process, peers, text_gpu
@@ -56,6 +57,24 @@ def test_a_random_model_has_its_shape(tmp_path: Path, weights: str) -> None:
         assert values.std() == pytest.approx(columns**-0.5, rel=0.15)
         assert abs(values.mean()) < 0.15 * columns**-0.5  # -8 to 7 is not even
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("weights", random_gguf.WEIGHTS)
+def test_large_matrices_are_made_of_what_was_drawn_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
+) -> None:
+    monkeypatch.setattr(random_gguf, "_MANY", 8)
+    monkeypatch.setattr(random_gguf, "_DRAWN", 1009)
+    path = tmp_path / "tiny.gguf"
+    random_gguf.write(path, "tiny", weights)
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    for name, rows, columns in random_gguf.SHAPES["tiny"].matrices():
+        tensor = found[f"{name}.weight"]
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert values.std() == pytest.approx(columns**-0.5, rel=0.15)
+        assert len(np.unique(values, axis=0)) == rows
+    one, other = (found[f"blk.{i}.ffn_up.weight"].data for i in range(2))
+    assert not np.array_equal(one, other)
 
 
 def test_bytes_of_a_token_leave_out_an_embedding_of_its_own() -> None:
