@@ -38,6 +38,7 @@ MAGIC = b"PVRM1\0\0\0"
 VERSION = 1
 ALIGN = 4096
 MAX_HEADER = 16 << 20
+LARGE = 2 << 20  # bytes of a large page, where CPUs have pages of 4 KiB
 _PREFIX = struct.Struct("<8sII")
 
 
@@ -119,6 +120,36 @@ def _write_all(fd: int, data: Any, offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
+class _Pages:
+    """Writes what comes in order in whole large pages, each at a multiple of its size: so Linux
+    keeps them in its cache (ext4 from 6.16, XFS, …), and maps them as such. A core reads up to a
+    third more bytes a second from them than from many small ones.
+    """
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self._fd, self._at = fd, offset
+        self._held, self._from = memoryview(bytearray(LARGE)), offset
+
+    def put(self, data: memoryview) -> None:
+        while data:
+            inside = self._at % LARGE
+            part = data[: LARGE - inside]
+            data = data[len(part) :]
+            if len(part) == LARGE:
+                _write_all(self._fd, part, self._at)
+                self._from += LARGE
+            else:
+                self._held[inside : inside + len(part)] = part
+            self._at += len(part)
+            if not self._at % LARGE:
+                self.flush()
+
+    def flush(self) -> None:
+        begin = self._from % LARGE
+        _write_all(self._fd, self._held[begin : begin + self._at - self._from], self._from)
+        self._from = self._at
+
+
 def write_fd(
     fd: int, metadata: Mapping[str, Any], blobs: Sequence[Blob], progress: Progress | None = None
 ) -> None:
@@ -137,6 +168,7 @@ def write_fd(
     # A disk that is too small says so now and not in the middle.
     os.posix_fallocate(fd, 0, total)
     offset = start
+    pages = _Pages(fd, start)
     for i, blob in enumerate(blobs):
         at = offset
         for chunk in blob.chunks():
@@ -144,13 +176,15 @@ def write_fd(
             if at + len(view) > offset + blob.nbytes:
                 raise ValueError(f"blob {blob.name} has more than {blob.nbytes} bytes")
             crcs[i] = zlib.crc32(view, crcs[i])
-            _write_all(fd, view, at)
+            pages.put(view)
             at += len(view)
             if progress:
                 progress((at - start) / max(1, total - start))
         if at != offset + blob.nbytes:
             raise ValueError(f"blob {blob.name} has {at - offset} bytes, not {blob.nbytes}")
         offset += _align(blob.nbytes)
+        pages.put(memoryview(bytes(offset - at)))
+    pages.flush()
     header = _header(metadata, blobs, crcs)
     _write_all(fd, header + struct.pack("<I", zlib.crc32(header)), _PREFIX.size)
     # The magic comes last: a file that was not finished is no model.
@@ -243,6 +277,8 @@ class Pvrm:
             mark = _mark(fd) if own else b""
             whole = own and _note(fd) == mark
             mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+            with contextlib.suppress(OSError):  # what is read from disk comes in large pages, too
+                mapped.madvise(mmap.MADV_HUGEPAGE)
         finally:
             if not isinstance(source, int):
                 os.close(fd)

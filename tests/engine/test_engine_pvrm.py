@@ -97,6 +97,36 @@ def test_another_version(tmp_path: Path) -> None:
         Pvrm.open(path)
 
 
+def test_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is written in whole large pages but for its ends, whatever its blobs come in, and
+    mapped so that it is read from disk in such, too.
+    """
+    writes: list[tuple[int, int]] = []  # offset, bytes
+    real = os.pwrite
+
+    def writing(fd: int, data: memoryview, offset: int) -> int:
+        writes.append((offset, len(data)))
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", writing)
+    noise = np.random.default_rng(1).bytes(4 * pvrm.LARGE)
+    sizes = [[3_000_001, 5], [7] * 3, [70_000] * 40, [pvrm.LARGE]]
+    whole = [Blob(f"{i}", "bytes", (sum(s),), sum(s), lambda s=s: [noise[:n] for n in s])
+             for i, s in enumerate(sizes)]  # fmt: skip
+    path = tmp_path / "m.pvrm"
+    pvrm.write(path, {}, whole)
+    *data, last, _, _ = writes  # the header and the magic come at the end
+    assert all((at + n) % pvrm.LARGE == 0 for at, n in data)
+    assert sum(last) == path.stat().st_size
+    model = Pvrm.open(path, verify=True)
+    for blob in whole:
+        assert bytes(model.blob(blob.name)) == b"".join(blob.chunks())
+    mapped = Path("/proc/self/smaps").read_text().split(str(path), 1)[1]
+    flags = next(line for line in mapped.splitlines() if line.startswith("VmFlags:"))
+    has = Path("/sys/kernel/mm/transparent_hugepage").exists()
+    assert ("hg" in flags.split()) == has
+
+
 def test_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: space is refused just so."""
     path = tmp_path / "m.pvrm"
