@@ -2,7 +2,7 @@
 """Tokens/s of the language engine on a GPU by Vulkan against llama.cpp's Vulkan backend, same file.
 
     python -m benchmarks.text_gpu [--quick] [--json] [--shape NAME …] [--weights TYPE …]
-        [--repeats N] [--pairs N] [--software]
+        [--repeats N] [--pairs N] [--likely] [--software]
 
 Models have random weights (tools/random_gguf.py). Rows are named SHAPE WEIGHTS PHASE: decode is 128
 tokens after one, decode4096 as many behind 4096, prefill128 and prefill512 prompts of that length.
@@ -10,9 +10,10 @@ tokens after one, decode4096 as many behind 4096, prefill128 and prefill512 prom
 token reads, by its time, by the bytes that the copy reads and writes in a second. Ours is what a
 session gets: the likeliest token is chosen and read back. The peer is llama-bench, with both of its
 cooperative-matrix modes, without the second and without either, each with flash attention on and
-off; the best counts, and all of them are printed. With --pairs, rounds of ours and the peer's best
-are interleaved and the lower 95% bound of the median ratio is printed. Without a peer (benchmarks/
-peers.py says how it is found) ours stands alone.
+off; the best counts, and all of them are printed. With --likely only the ways are tried that were
+the best on large GPUs so far (LIKELY): less time, and perhaps not the peer's best. With --pairs,
+rounds of ours and the peer's best are interleaved and the lower 95% bound of the median ratio is
+printed. Without a peer (benchmarks/peers.py says how it is found) ours stands alone.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import common, peers
@@ -45,6 +46,8 @@ MODES = {
     "coopmat": {"GGML_VK_DISABLE_COOPMAT2": "1"},
     "no coopmat": {"GGML_VK_DISABLE_COOPMAT2": "1", "GGML_VK_DISABLE_COOPMAT": "1"},
 }
+WAYS = dict.fromkeys(MODES, "0,1")  # flash attention by mode
+LIKELY = {"coopmat2": "1", "coopmat": "1"}
 
 
 def phase_shape(phase: str, decode: int = DECODE) -> tuple[int, int, int]:
@@ -105,12 +108,13 @@ class Way:
 
 @dataclass(frozen=True)
 class Peer:
-    """llama-bench with one file; `decode` tokens are decoded."""
+    """llama-bench with one file; `decode` tokens are decoded, and `ways` are tried."""
 
     bench: Path
     file: Path
     software: bool
     decode: int = DECODE
+    ways: Mapping[str, str] = field(default_factory=lambda: WAYS)
 
     def samples(
         self, phases: Sequence[str], way: Way, repeats: int
@@ -147,9 +151,9 @@ class Peer:
         found: dict[str, list[tuple[float, Way]]] = {phase: [] for phase in phases}
         for depth in sorted({phase_shape(phase)[2] for phase in phases}):
             alike = [phase for phase in phases if phase_shape(phase)[2] == depth]
-            for mode in MODES:
+            for mode, attention in self.ways.items():
                 try:
-                    runs = self.samples(alike, Way(mode, "0,1"), repeats)
+                    runs = self.samples(alike, Way(mode, attention), repeats)
                 except subprocess.CalledProcessError as error:
                     print(f"llama.cpp, {mode}: {error.stderr[-300:]}", file=sys.stderr)
                     continue
@@ -201,6 +205,11 @@ def share(row: common.Row, nbytes: int, copy: float) -> common.Row:
     return common.row(f"{row.name} share", "% of copy rate", row.ours * part, peer, row.peer_name)
 
 
+def ways(likely: bool) -> Mapping[str, str]:
+    """What of the peer is tried."""
+    return LIKELY if likely else WAYS
+
+
 def measure(args: argparse.Namespace) -> list[common.Row]:
     folder = peers.llama_vulkan()
     if folder is None:
@@ -216,7 +225,8 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     for shape in shapes:
         for weights in kinds:
             file = model_file(shape, weights)
-            peer = Peer(folder / "llama-bench", file, software) if folder else None
+            bench = folder / "llama-bench" if folder else None
+            peer = Peer(bench, file, software, DECODE, ways(args.likely)) if bench else None
             model = TextModel.load(file, str(file.with_suffix(".pvrm")), backend)
             nbytes = random_gguf.token_bytes(random_gguf.SHAPES[shape], weights)
             name = f"{shape} {weights}"
@@ -242,6 +252,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", nargs="+", choices=random_gguf.WEIGHTS)
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--pairs", type=int, default=0, help="interleaved rounds of both")
+    parser.add_argument("--likely", action="store_true", help="fewer ways of llama.cpp")
     parser.add_argument("--software", action="store_true", help="a CPU as a Vulkan device, too")
 
 

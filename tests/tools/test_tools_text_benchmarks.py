@@ -91,6 +91,16 @@ def test_the_best_way_of_the_peer_is_found(bench: Path, monkeypatch: pytest.Monk
     assert set(best.values()) == {(161.0, text_gpu.Way("coopmat", "1"))}
 
 
+def test_likely_ways_alone_are_tried(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    likely = text_gpu.ways(likely=True)
+    assert set(likely) < set(text_gpu.ways(likely=False)) == set(text_gpu.MODES)
+    peer = text_gpu.Peer(bench, Path("model.gguf"), software=False, ways=likely)
+    assert peer.best(["decode"], 2) == {"decode": (160.5, text_gpu.Way("coopmat", "1"))}
+    said = capsys.readouterr().err
+    assert said.count("llama.cpp decode, ") == 2
+    assert "-fa 0" not in said
+
+
 def test_a_share_of_the_copy_rate() -> None:
     row = common.row("m q4_0 decode", "tokens/s", 100.0, 50.0, "peer")
     share = text_gpu.share(row, nbytes=2_000_000, copy=1e9)
