@@ -2,7 +2,8 @@
 """Papers' bench of language models on phones: a prompt of 128 tokens, 32 new ones, batch 1.
 
     python -m benchmarks.text_article [--quick] [--json] [--threads N] [--shape NAME]
-        [--weights TYPE …] [--repeats N] [--software] [--clock cpu]
+        [--weights TYPE …] [--repeats N] [--software] [--clock cpu] [--likely]
+        [--cpu-peers [NAME …]]
 
 The model is of the phi3-mini shape with random weights (tools/random_gguf.py) in 4 and 8 bits; with
 --quick of the smollm2-135m shape in 4. Rows are named SHAPE WEIGHTS PHASE DEVICE: ms/token, J/token
@@ -19,7 +20,8 @@ no share of theirs.
 Rows `SHAPE WEIGHTS PHASE cpu onnxruntime` hold ours, run once more, against onnxruntime with the
 same weights at its best settings (benchmarks/onnx_peer.py), in turn, when llama.cpp has ended: so
 that two models are in memory at a time, not three. Its new tokens follow the prompt as well. Where
-it cannot run them the record says why.
+it cannot run them the record says why. `--cpu-peers` names which of both are there (none: our CPU
+alone, for machines that have a GPU to measure), `--likely` is text_gpu's.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +48,7 @@ from engine.text.request import Request
 from tools import random_gguf
 
 PROMPT, NEW = 128, 32
+CPU_PEERS = ("llama.cpp", "onnxruntime")
 PREFILL, DECODE = f"prefill{PROMPT}", "decode"
 PeerTimes = Callable[[str, int], list[Took]]  # phase, repeats -> seconds a token of each
 
@@ -178,11 +182,22 @@ def _onnx_rows(cpu: Backend, title: str, file: Path, args: argparse.Namespace) -
         return []
 
 
-def _gpu_peer(file: Path, software: bool, repeats: int) -> Peer | None:
+def _cpu_rows(cpu: Backend, title: str, file: Path, args: argparse.Namespace) -> list[common.Row]:
+    """The rows of our CPU, beside llama.cpp if that is wanted."""
+    with ExitStack() as stack:
+        side = None
+        if "llama.cpp" in args.cpu_peers:
+            llama = stack.enter_context(LlamaPeer(file, args.threads, args.clock, PROMPT))
+            side = Peer("llama.cpp", _cpu_peer(llama))
+        return list(_device_rows(cpu, title, "cpu", file, side, args.repeats, args.clock))
+
+
+def _gpu_peer(file: Path, software: bool, repeats: int, likely: bool) -> Peer | None:
     folder = peers.llama_vulkan()
     if folder is None:
         return None
-    peer = text_gpu.Peer(folder / "llama-bench", file, software, NEW)
+    ways = text_gpu.ways(likely)
+    peer = text_gpu.Peer(folder / "llama-bench", file, software, NEW, ways)
     names = {PREFILL: PREFILL, DECODE: f"{DECODE}{PROMPT}"}  # as many tokens lie before those
     best = peer.best(list(names.values()), repeats)
 
@@ -213,13 +228,13 @@ def measure(args: argparse.Namespace) -> list[common.Row]:
     rows: list[common.Row] = []
     for weights in kinds:
         title, file = f"{shape} {weights}", text_cpu.model_file(shape, weights)
-        with LlamaPeer(file, args.threads, args.clock, PROMPT) as llama:
-            side = Peer("llama.cpp", _cpu_peer(llama))
-            mine = list(_device_rows(cpu, title, "cpu", file, side, repeats, args.clock))
-        rows += mine + _onnx_rows(cpu, title, file, args)
+        mine = _cpu_rows(cpu, title, file, args)
+        rows += mine
+        if "onnxruntime" in args.cpu_peers:
+            rows += _onnx_rows(cpu, title, file, args)
         if gpu is None:
             continue
-        peer = _gpu_peer(file, gpu.info.software, repeats)
+        peer = _gpu_peer(file, gpu.info.software, repeats, args.likely)
         fast = list(_device_rows(gpu, title, "gpu", file, peer, repeats, "wall"))
         rows += fast
         slow = {row.name.removesuffix(" cpu"): row.ours for row in mine if row.unit == "ms / token"}
@@ -245,6 +260,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", nargs="+", choices=random_gguf.WEIGHTS)
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--likely", action="store_true", help="fewer ways of llama.cpp on the GPU")
+    parser.add_argument("--cpu-peers", nargs="*", choices=CPU_PEERS, default=CPU_PEERS)
     parser.add_argument("--software", action="store_true", help="a CPU as a Vulkan device, too")
 
 

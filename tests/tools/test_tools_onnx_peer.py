@@ -135,6 +135,7 @@ def article(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
     monkeypatch.setattr(onnx_peer, "version", lambda: "1.2")
     monkeypatch.setattr(onnx_model, "write", lambda *_: {})
     given: dict[str, Any] = {"shape": "tiny", "weights": ["q4_0"], "repeats": 2, "threads": 1}
+    given |= {"cpu_peers": text_article.CPU_PEERS, "likely": True}
     return argparse.Namespace(**given, quick=True, software=False, clock="cpu")
 
 
@@ -161,6 +162,45 @@ def test_no_rows_where_onnxruntime_is_not(
     assert [row.name for row in text_article.measure(article)] == LLAMA
     told = text_article.facts()["onnxruntime, tiny q4_0"]
     assert told == "not measured: onnxruntime is not to be had here: no wheel"
+
+
+# Tells all rates as 50 tokens/s, and has no other ways than those that are likely.
+BENCH = """#!{python}
+import json, os, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert given["-fa"] == "1"
+assert "GGML_VK_DISABLE_COOPMAT" not in os.environ
+shape = [int(given[option]) for option in ("-p", "-n", "-d")]
+assert shape in ([128, 0, 0], [0, 32, 128])
+keys = ("n_prompt", "n_gen", "n_depth")
+print(json.dumps([dict(zip(keys, shape), flash_attn=True, samples_ts=[50.0] * int(given["-r"]))]))
+"""
+
+
+@pytest.mark.gpu
+def test_our_gpu_against_our_cpu_alone(
+    article: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from engine.backends.vulkan import VulkanBackend
+
+    class NotWanted:
+        def __init__(self, *_: object) -> None:
+            raise AssertionError("no peer of the CPU is wanted")
+
+    bench = tmp_path / "llama-bench"
+    bench.write_text(BENCH.replace("{python}", sys.executable))
+    bench.chmod(0o755)
+    monkeypatch.setenv("PVRD_LLAMA_VULKAN", str(tmp_path))
+    monkeypatch.setattr(text_article, "LlamaPeer", NotWanted)
+    monkeypatch.setattr(text_article, "OnnxPeer", NotWanted)
+    monkeypatch.setattr(text_article, "_gpu", lambda _software: VulkanBackend(True))
+    article.cpu_peers, article.clock, article.repeats = [], "wall", 1
+    rows = {row.name: row for row in text_article.measure(article)}
+    for phase in ("prefill128", "decode"):
+        assert rows[f"tiny q4_0 {phase} cpu"].peer_name == "no peer"
+        assert rows[f"tiny q4_0 {phase} gpu"].peer == 20
+        assert rows[f"tiny q4_0 {phase} gpu against cpu"].peer_name == "our CPU"
+    assert not any("onnxruntime" in name for name in rows)
 
 
 @pytest.fixture
