@@ -28,13 +28,22 @@ def luma(path: Path) -> npt.NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("nsr-fast", 36.7), ("nsr-balanced", 37.15), ("nsr-quality", 37.4)]
+    ("name", "least"),
+    [
+        ("nsr-fast", 36.7),
+        ("nsr-balanced", 37.25),
+        ("nsr-quality", 37.55),
+        ("nsr-balanced-x4", 30.8),
+        ("nsr-quality-x4", 31.4),
+    ],
 )
 def test_set5(cpu_backend: Backend, name: str, least: float) -> None:
-    pairs = sorted((SHARED / "Set5" / "image_SRF_2").glob("*_HR.png"))
+    scale = 4 if name.endswith("-x4") else 2
+    pairs = sorted((SHARED / "Set5" / f"image_SRF_{scale}").glob("*_HR.png"))
     if not pairs:
         pytest.skip("shared pictures absent")
     model = VideoModel.load(str(MODELS / f"{name}.pvrm"), cpu_backend)
+    assert model.scale == scale
     found = []
     for path in pairs:
         low = luma(path.with_name(path.name.replace("_HR", "_LR")))
@@ -43,6 +52,6 @@ def test_set5(cpu_backend: Backend, name: str, least: float) -> None:
         src = frames.empty(fmt)
         src[0][:, :w] = low
         out = enlarge(cpu_backend, model, fmt, src)[0]
-        found.append(psnr(out.astype(np.float64), luma(path)[: 2 * h, : 2 * w]))
+        found.append(psnr(out.astype(np.float64), luma(path)[: scale * h, : scale * w], scale))
     model.close()
     assert np.mean(found) >= least
