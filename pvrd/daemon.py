@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from pvrd import __version__, config, systemd
 from pvrd.bus import BusAddress, BusError, Connection
 from pvrd.config import Config, Paths
 from pvrd.core import Core
-from pvrd.errors import ShuttingDown, StartError
+from pvrd.errors import PvrdError, ShuttingDown, StartError
 from pvrd.governor import Governor
 from pvrd.manager import Manager
 from pvrd.models import ModelStore
@@ -57,6 +58,7 @@ class Daemon:
         core.holds.on_change = self._steering.decide
         core.holds.on_end = core.peers.release
         core.tree.add(self._manager)
+        await self._tidy(core.store.recover)
         try:
             await connection.request_name(NAMESPACE)
         except BusError as e:
@@ -68,7 +70,7 @@ class Daemon:
             loop.add_signal_handler(number, self._end, "")
         loop.add_signal_handler(signal.SIGHUP, self._hangup)
         connection.closed.add_done_callback(lambda done: self._end(done.result() or "lost"))
-        core.store.sweep()
+        core.task(self._tidy(core.store.sweep))
         core.supervisor.start()
         core.task(self._steering.start())  # not awaited: the system bus may hang
         ready = loop.create_task(self._become_ready())
@@ -81,6 +83,13 @@ class Daemon:
             systemd.log(systemd.ERROR, reason)
             return 1
         return 0
+
+    async def _tidy(self, work: Callable[[], None]) -> None:
+        """Has the store put itself in order. Where its disk does not answer that is left undone."""
+        try:
+            await self._core.store.change(work)
+        except PvrdError as e:
+            systemd.log(systemd.WARNING, f"models are not put in order: {e}")
 
     def _load(self) -> Config:
         settings = config.load(self._paths, self._file)

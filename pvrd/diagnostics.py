@@ -137,12 +137,14 @@ def _named_in_vain(core: Core) -> list[Any]:
         if wrong := core.store.wrong_default(models, kind):
             remedy = f"`pvrctl config set models.{kind}=NAME`; `pvrctl models` lists the names"
             out.append(_fact("models", "warning", wrong, "no_such_model", remedy))
-    for folder, seen in core.store.folders.read(core.config.texts("models.paths")).items():
-        if seen.why:
+    named = core.config.texts("models.paths")
+    for folder, seen in core.store.seen().items():
+        if seen.why == SILENT or (seen.why and folder in named):
             remedy = "name a folder that pvrd may read, from / on, then reload"
             if seen.why == SILENT:
                 remedy = "look at its file system, a server's perhaps; its models come back with it"
-            text = f"models.paths names {folder}: {seen.why}"
+            names = "models.paths names" if folder in named else "models lie in"
+            text = f"{names} {folder}: {seen.why}"
             out.append(_fact("models", "warning", text, "no_folder", remedy))
     for account in core.polkit.unknown_accounts():
         text = f"access.accounts names {account}, which is no account here"

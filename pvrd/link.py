@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -15,11 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pvrd import beside
 from pvrd.errors import DeviceLost
 from pvrd.workers import protocol
 
 MAX_QUEUE = 4096  # messages that a worker has not read
 MESSAGES_A_TURN = 64
+STARTED_S = 30.0  # for the kernel to execute a worker's program
 
 
 class Link:
@@ -38,14 +41,15 @@ class Link:
         self._sock = sock
         self._on_message = on_message
         self._on_end = on_end
-        self._queue: deque[tuple[bytes, list[int]]] = deque()
+        self._queue: deque[tuple[bytes, list[int], str]] = deque()
         self._loop = asyncio.get_running_loop()
         self._open = True
         sock.setblocking(False)
         self._loop.add_reader(sock, self._readable)
 
-    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Queues a message; `fds` are duplicated at once and stay the caller's."""
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = (), lane: str = "") -> None:
+        """Queues a message; `fds` are duplicated at once and stay the caller's. The copies are
+        closed in the lane where there is one: on some file systems a close waits for a server."""
         if not self._open:
             return
         if len(self._queue) >= MAX_QUEUE:
@@ -59,7 +63,7 @@ class Link:
         except OSError:
             _close(copies)
             raise
-        self._queue.append((data, copies))
+        self._queue.append((data, copies, lane))
         if len(self._queue) == 1:
             self._flush()
 
@@ -71,8 +75,8 @@ class Link:
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
-        for _, fds in self._queue:
-            _close(fds)
+        for _, fds, lane in self._queue:
+            _close(fds, lane)
         self._queue.clear()
 
     def _end(self, reason: str) -> None:
@@ -82,7 +86,7 @@ class Link:
 
     def _flush(self) -> None:
         while self._queue:
-            data, fds = self._queue[0]
+            data, fds, lane = self._queue[0]
             try:
                 protocol.send_raw(self._sock, data, fds)
             except (BlockingIOError, InterruptedError):
@@ -91,11 +95,11 @@ class Link:
             except OSError:
                 # What it said before it died still counts: the reader sees the end of file.
                 self._loop.remove_writer(self._sock)
-                for _, left in self._queue:
-                    _close(left)
+                for _, left, where in self._queue:
+                    _close(left, where)
                 self._queue.clear()
                 return
-            _close(fds)
+            _close(fds, lane)
             self._queue.popleft()
         self._loop.remove_writer(self._sock)
 
@@ -122,9 +126,13 @@ class Link:
                 return
 
 
-def _close(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop())
+def _close(fds: list[int], lane: str = "") -> None:
+    for fd in fds:
+        if lane:
+            beside.sure(lane, functools.partial(os.close, fd))
+        else:
+            os.close(fd)
+    fds.clear()
 
 
 class Process:
@@ -169,12 +177,28 @@ class Process:
             self.ended.set_result(how)
 
 
-def spawn(kind: str, program: Sequence[str]) -> tuple[socket.socket, Process]:
-    """Executes the worker program with one end of a socketpair.
+async def spawn(kind: str, program: Sequence[str]) -> tuple[socket.socket, Process]:
+    """Executes the worker program with one end of a socketpair; beside the loop, since it takes
+    until the kernel has read the program and found a CPU for it.
 
     Raises:
-        DeviceLost: it cannot be executed.
+        DeviceLost: it cannot be executed. Timeout: nor in STARTED_S.
     """
+    what = "the program of the worker"
+    made = await beside.ask(
+        f"{kind} worker", what, lambda: _executed(kind, program), _undone, STARTED_S
+    )
+    return made[0], Process(made[1].pid, made[1])
+
+
+def _undone(made: tuple[socket.socket, subprocess.Popen[bytes]]) -> None:
+    """Ends a worker that nobody waits for any more."""
+    made[0].close()
+    made[1].kill()
+    made[1].wait()
+
+
+def _executed(kind: str, program: Sequence[str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = protocol.pair()
     # -P: the worker is ours, whatever lies in the folder that pvrd was started in.
     command = [*(program or (sys.executable, "-P", "-m", "pvrd.workers"))]
@@ -193,7 +217,7 @@ def spawn(kind: str, program: Sequence[str]) -> tuple[socket.socket, Process]:
         raise DeviceLost(f"{command[0]} cannot be executed: {e.strerror}") from None
     finally:
         theirs.close()
-    return ours, Process(child.pid, child)
+    return ours, child
 
 
 def connect(path: str) -> socket.socket:

@@ -33,7 +33,7 @@ from pvrd.errors import (
     PvrdError,
     QuotaExceeded,
 )
-from pvrd.models import check_name, describe
+from pvrd.models import Model, check_name, describe
 from pvrd.objects import ROOT, Answer, Object, method, prop
 from pvrd.pictures import PictureJob
 from pvrd.reports import Activity, Reports
@@ -137,7 +137,7 @@ class Manager(Object):
         core = self._core
         core.check_open()
         chosen = options.parse(given, options.TEXT_SESSION)
-        model = core.store.find(chosen["model"], "text")
+        model = await core.store.ask(lambda: core.store.find(chosen["model"], "text"))
         core.supervisor.check_device(chosen["device"])
         await self._allow_priority(call, chosen["priority"])
         uid = await core.peers.hold(call.sender)
@@ -163,7 +163,12 @@ class Manager(Object):
             raise InvalidArgument(f"option 'depth' is 8 or 16, not {chosen['depth']}")
         sides = ("width", "height")
         ratio = max(o / chosen[s] for s, o in zip(sides, out_size(chosen), strict=True))
-        models = family(core.store, chosen["model"], ratio)
+
+        def enlargers() -> tuple[list[Model], list[list[Model]]]:
+            models = family(core.store, chosen["model"], ratio)
+            return models, smaller(core.store, models[0], ratio)
+
+        models, fewer = await core.store.ask(enlargers)
         core.supervisor.check_device(chosen["device"])
         await self._allow_priority(call, chosen["priority"])
         uid = await core.peers.hold(call.sender)
@@ -172,7 +177,6 @@ class Manager(Object):
             layout = plan(chosen, core.peers.free(uid))
             core.peers.take(uid, 1, layout.ring_bytes, VIDEO_FDS)
             try:
-                fewer = smaller(core.store, models[0], ratio)
                 session = VideoSession(core, call.sender, uid, models, chosen, layout, fewer)
                 session.fds = VIDEO_FDS
             except BaseException:
@@ -196,7 +200,7 @@ class Manager(Object):
         chosen = options.parse(given, options.PICTURE)
         check_sides(chosen)
         ratio = None if chosen["out_width"] else chosen["scale"]
-        models = family(core.store, chosen["model"], ratio)
+        models = await core.store.ask(lambda: family(core.store, chosen["model"], ratio))
         core.supervisor.check_device(chosen["device"])
         await self._allow_priority(call, chosen["priority"])
         uid = await core.peers.uid(call.sender)
@@ -220,9 +224,10 @@ class Manager(Object):
     @method("ListModels", "", "models:aa{sv}")
     async def list_models(self, call: Call) -> list[dict[str, Variant]]:
         """All models."""
+        store = self._core.store
         return [
             {key: V(_TYPES.get(key, "s"), value) for key, value in item.items()}
-            for item in describe(self._core.store)
+            for item in await store.ask(lambda: describe(store))
         ]
 
     @method("AddModel", "file:h name:s options:a{sv}", "info:a{sv}", timeout=None)
@@ -245,7 +250,7 @@ class Manager(Object):
         core = self._core
         uid = await core.peers.uid(call.sender)
         await core.polkit.check(call.sender, uid, polkit.MODELS, call.interactive)
-        core.supervisor.drop(core.store.remove(name))
+        core.supervisor.drop(await core.store.change(lambda: core.store.remove(name)))
 
     # -- the rest
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -16,11 +17,12 @@ import shutil
 import struct
 import tomllib
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pvrd import beside
 from pvrd.errors import InvalidArgument, OutOfMemory, UnknownModel, shortage
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -71,6 +73,25 @@ class Model:
                 raise short from None
             text = f"the file of model {self.name} is not there: {e.strerror}"
             raise UnknownModel(text) from None
+
+    @property
+    def lane(self) -> str:
+        """Where what may wait for its file is done (pvrd/beside.py)."""
+        return f"model {self.path}"
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[int]:
+        """An fd of the file for a while, opened and closed beside the loop.
+
+        Raises:
+            Timeout: where it lies does not answer. Else as open().
+        """
+        what = f"the file of model {self.name}"
+        fd = await beside.ask(self.lane, what, self.open, os.close)
+        try:
+            yield fd
+        finally:
+            beside.sure(self.lane, functools.partial(os.close, fd))
 
 
 def slug(stem: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of models that the configuration names. One may lie on a file system that does not
+"""Folders of models. One may lie on a file system that does not
 answer any more (a server that is gone): each is read in a thread of its own, and waited for only so
 long; until the thread comes back the folder counts as empty.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +31,9 @@ class Seen:
 class _Look:
     """One reading of one folder."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, source: str) -> None:
         """Raises OutOfMemory: there is no thread to be had."""
-        self._folder = folder
+        self._folder, self._source = folder, source
         self._seen = Seen()
         self._short: Exception | None = None
         self._began = time.monotonic()
@@ -52,7 +52,7 @@ class _Look:
             except ValueError:
                 self._seen.why = "it is no path"
                 return
-            self._seen.models = list(in_folder(Path(self._folder), "system"))
+            self._seen.models = list(in_folder(Path(self._folder), self._source))
         except Exception as e:
             self._short = e
         finally:
@@ -78,8 +78,11 @@ class Folders:
         self._looks: dict[str, _Look] = {}
         self._lock = threading.Lock()
 
-    def read(self, folders: Sequence[str]) -> dict[str, Seen]:
-        """What is in them now; takes ANSWER_S at most. From any thread.
+    def read(
+        self, folders: Sequence[str], sources: Mapping[str, str] | None = None
+    ) -> dict[str, Seen]:
+        """What is in them now; takes ANSWER_S at most. From any thread. `sources` of the models in
+        a folder that are not "system".
 
         Raises:
             OutOfMemory: no descriptor, or no thread, is left to look.
@@ -88,6 +91,7 @@ class Folders:
             for folder in folders:
                 look = self._looks.get(folder)
                 if look is None or look.over.is_set():
-                    self._looks[folder] = _Look(folder)
+                    source = (sources or {}).get(folder, "system")
+                    self._looks[folder] = _Look(folder, source)
             looks = [(folder, self._looks[folder]) for folder in folders]
         return {folder: look.seen() for folder, look in looks}

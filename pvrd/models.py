@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import os
-import secrets
 import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pvrd import fds
-from pvrd.config import Config, Paths, toml_value
+from pvrd import beside, new_model
+from pvrd.config import Config, Paths
 from pvrd.errors import (
     InvalidArgument,
     OutOfMemory,
@@ -33,39 +33,54 @@ from pvrd.model_files import (
     COMPILED,
     FORMAT,
     LOW_TWIN,
-    MAGICS,
     NAME,
     NARROW,
     SUFFIXES,
     Model,
     check_name,
-    held_folder,
-    in_folder,
     packaged,
     read_details,
     remove_abandoned,
     slug,
 )
-from pvrd.model_folders import Folders
+from pvrd.model_folders import SILENT, Folders, Seen
+from pvrd.new_model import NewModel
 
 STALE_S = 86400.0  # how old a compiled model without its source is when it is deleted
 BROKEN_S = 3600.0  # and one that is not finished
+CHANGES = "new models"  # the lane of what writes
 SPARE_BYTES = 64 << 20  # left free on the disk when a model is added
+
+_T = TypeVar("_T")
 
 
 class ModelStore:
     """All models of the configured folders and packages."""
 
     def __init__(self, paths: Paths, config: Config) -> None:
+        """Asks no file system yet."""
         self.paths = paths
         self.config = config
         self.folders = Folders()
         self._busy: set[str] = set()
-        with contextlib.suppress(OSError):
-            for left_over in paths.models.glob(".new-*"):
-                remove_abandoned(left_over)
 
-    # -- finding
+    async def ask(self, question: Callable[[], _T]) -> _T:
+        """Does what asks the disk beside the loop, one thing after the other.
+
+        Raises:
+            Timeout: the disk does not answer. Else what the question raises.
+        """
+        return await beside.ask("models", "the disk with the models", question)
+
+    async def change(self, work: Callable[[], _T], late: Callable[[_T], None] | None = None) -> _T:
+        """Does what writes, in the same way; who asks does not wait for it.
+
+        Raises:
+            Timeout: the disk does not answer. Else what the work raises.
+        """
+        return await beside.ask(CHANGES, f"{self.paths.models}", work, late)
+
+    # -- finding: what is no coroutine waits for the disk (see ask and change)
 
     def all(self) -> dict[str, Model]:
         """Every model by name; the first folder that has a name wins.
@@ -110,6 +125,8 @@ class ModelStore:
 
     def _check_format(self, name: str) -> None:
         """Raises UnsupportedModel for what a later pvrd has added."""
+        if self.seen()[str(self.paths.models)].why == SILENT:
+            return
         found = read_details(self.paths.models / name / "model.toml").get("format", FORMAT)
         if found != FORMAT:
             raise UnsupportedModel(
@@ -156,12 +173,16 @@ class ModelStore:
         return min(of_kind, key=rank)
 
     def _scan(self) -> Iterator[Model]:
-        yield from in_folder(self.paths.models, "state")
-        for folder in self.paths.shared_models:
-            yield from in_folder(folder, "system")
-        for seen in self.folders.read(self.config.texts("models.paths")).values():
+        for seen in self.seen().values():
             yield from seen.models
         yield from packaged()
+
+    def seen(self) -> dict[str, Seen]:
+        """What is in each folder now; packages are none."""
+        own = str(self.paths.models)
+        shared = [str(folder) for folder in self.paths.shared_models]
+        names = [own, *shared, *self.config.texts("models.paths")]
+        return self.folders.read(names, {own: "state"})
 
     # -- changing
 
@@ -183,40 +204,22 @@ class ModelStore:
             InvalidArgument, QuotaExceeded, BadModel, UnsupportedModel. Nothing is left behind.
         """
         check_name(name)
-        models = self.all()
-        if name in models and not (options["replace"] and models[name].removable):
-            able = " (option replace)" if models[name].removable else ""
-            raise InvalidArgument(f"there is a model {name} already{able}")
         if name in self._busy:
             raise InvalidArgument(f"model {name} is being added")
-        size = fds.source_size(source, "the model", 1 << 62)
-        self._check_room(models, name, size)
         self._busy.add(name)
-        folder = self.paths.models / f".new-{secrets.token_hex(8)}"
         stop = threading.Event()
-        held = contextlib.ExitStack()
+        new: NewModel | None = None
         try:
-            magic = os.pread(source, 4, 0)
-            file = "model" + MAGICS.get(magic, ".bin")
-            try:
-                folder.mkdir(parents=True)
-                held.enter_context(held_folder(folder))
-                target = os.open(
-                    folder / file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-                )
-            except OSError as e:
-                text = f"{self.paths.models} cannot be written: {e.strerror}"
-                raise QuotaExceeded(text) from None
-            try:
-                digest = await _copy(os.dup(source), os.dup(target), size, progress, stop)
-                info = await inspect(target)
-            finally:
-                os.close(target)
+            size, magic = await new_model.looked_at(os.dup(source))
+            able = options["replace"]
+            new = await self.change(lambda: self._begin(name, size, magic, able), NewModel.drop)
+            digest = await new_model.copy(os.dup(source), os.dup(new.target), size, progress, stop)
+            info = await inspect(new.target)
             details = {
                 "format": FORMAT,
                 "name": name,
-                "kind": str(info.get("kind") or SUFFIXES.get(Path(file).suffix, "text")),
-                "file": file,
+                "kind": str(info.get("kind") or SUFFIXES.get(Path(new.file).suffix, "text")),
+                "file": new.file,
                 "size": size,
                 "sha256": digest,
                 "arch": str(info.get("arch", "")),
@@ -224,13 +227,22 @@ class ModelStore:
                 "origin": options["origin"],
                 "added": int(time.time()),
             }
-            self._publish(folder, name, details)
+            await self.change(functools.partial(new.publish, name, details))
             return details
         finally:
             stop.set()
             self._busy.discard(name)
-            shutil.rmtree(folder, ignore_errors=True)
-            held.close()
+            if new is not None:
+                await beside.done(CHANGES, new.drop)
+
+    def _begin(self, name: str, size: int, magic: bytes, replace: bool) -> NewModel:
+        """A folder for a new model, with its empty file."""
+        models = self.all()
+        if name in models and not (replace and models[name].removable):
+            able = " (option replace)" if models[name].removable else ""
+            raise InvalidArgument(f"there is a model {name} already{able}")
+        self._check_room(models, name, size)
+        return NewModel.begin(self.paths.models, magic)
 
     def remove(self, name: str) -> Model:
         """Removes an added model.
@@ -254,11 +266,19 @@ class ModelStore:
                     (self.paths.cache / f"{model.key}{form}{COMPILED}").unlink()
         return model
 
+    def recover(self) -> None:
+        """Clears up what a pvrd that was killed left of models that it was adding."""
+        with contextlib.suppress(OSError):
+            for left_over in self.paths.models.glob(".new-*"):
+                remove_abandoned(left_over)
+
     def sweep(self) -> None:
         """Deletes from the cache what was compiled from files that are gone, and what compilers
         left that were killed. Young files stay: another daemon may share the folder."""
         try:
             keys = {model.key for model in self.all().values()}
+            if any(seen.why == SILENT for seen in self.seen().values()):
+                return
         except OutOfMemory:
             return  # not known, so nothing is stale
         now = time.time()
@@ -291,60 +311,6 @@ class ModelStore:
                 f"{self.paths.models} has {free} bytes free, the model needs {size} and "
                 f"{SPARE_BYTES} stay free"
             )
-
-    def _publish(self, folder: Path, name: str, details: dict[str, Any]) -> None:
-        lines = [f"{key} = {toml_value(_printable(value))}" for key, value in details.items()]
-        old = self.paths.models / name
-        retired = self.paths.models / f".new-{secrets.token_hex(8)}"
-        try:
-            (folder / "model.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            if old.exists():
-                old.rename(retired)
-            try:
-                folder.rename(old)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    retired.rename(old)
-                raise
-        except OSError as e:  # where the old one has no name now, the next start gives it back
-            raise QuotaExceeded(f"{self.paths.models} cannot be written: {e.strerror}") from None
-        shutil.rmtree(retired, ignore_errors=True)
-
-
-async def _copy(
-    source: int,
-    target: int,
-    size: int,
-    progress: Callable[[int, int], None],
-    stop: threading.Event,
-) -> str:
-    """Copies in a thread that owns both fds; the sha256."""
-    digest = hashlib.sha256()
-    done = 0
-
-    def seen(piece: bytes) -> None:
-        nonlocal done
-        digest.update(piece)
-        done += len(piece)
-        progress(done, size)
-
-    def work() -> None:
-        try:
-            fds.copy(source, target, size, seen, stop)
-            os.fsync(target)
-        finally:
-            os.close(source)
-            os.close(target)
-
-    await fds.in_thread(work)
-    return digest.hexdigest()
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return "".join(c if c.isprintable() else " " for c in value)
-    return value
-
 
 def describe(store: ModelStore) -> list[dict[str, Any]]:
     """All models as ListModels answers them, without types."""

@@ -8,8 +8,6 @@ The low form of NAME is the model NAME.q4 where the store has one, else the same
 
 from __future__ import annotations
 
-import os
-
 from pvrd.errors import PvrdError
 from pvrd.models import COMPILED, Model, ModelStore
 from pvrd.supervisor import Supervisor
@@ -37,7 +35,8 @@ class Precision:
         """The form of the model for a job that begins now."""
         if not self.why or model.kind != "text":
             return model
-        if (twin := self._store.twin(model)) is not None:
+        twin = await self._store.ask(lambda: self._store.twin(model))
+        if twin is not None:
             return twin
         if model.path.suffix == COMPILED:
             return model  # it is used as it lies
@@ -53,14 +52,11 @@ class Precision:
         self._number += 1
         job = f"{INSPECTOR}{self._number}"
         try:
-            fd = model.open()
-            try:
+            async with model.opened() as fd:
                 worker = await self._supervisor.choose("cpu")
                 with worker.route("job", job) as inbox:
-                    worker.send({"t": "inspect", "job": job}, [fd])
+                    worker.send({"t": "inspect", "job": job}, [fd], model.lane)
                     info = (await inbox.expect("inspected")).get("info")
-            finally:
-                os.close(fd)
         except (PvrdError, WorkerLost):
             return None
         return isinstance(info, dict) and bool(info.get("narrows"))

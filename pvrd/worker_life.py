@@ -17,7 +17,7 @@ from typing import Any
 
 from pvrd import link, systemd
 from pvrd.config import Config
-from pvrd.errors import DeviceLost
+from pvrd.errors import PvrdError
 from pvrd.inbox import WorkerLost, WorkerReleased
 from pvrd.worker_pulse import Past, Pulse
 from pvrd.workers import protocol
@@ -161,11 +161,12 @@ class Life(ABC):
         """Has the first hello come, or is it known that none will?"""
         return self.state != "starting"
 
-    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Sends to the present worker; without one the message is lost, as if it just died."""
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = (), lane: str = "") -> None:
+        """Sends to the present worker; without one the message is lost, as if it just died. `lane`
+        as in Link.send."""
         if self._link is not None:
             self._pulse.said = asyncio.get_running_loop().time()
-            self._link.send(message, fds)
+            self._link.send(message, fds, lane)
 
     # -- one after the other
 
@@ -233,8 +234,10 @@ class Life(ABC):
             if path:
                 sock = link.connect(path)
             else:
-                sock, self._process = link.spawn(self.kind, self.config.texts("workers.program"))
-        except DeviceLost as e:
+                sock, self._process = await link.spawn(
+                    self.kind, self.config.texts("workers.program")
+                )
+        except PvrdError as e:
             return str(e)
         self._link = link.Link(sock, self._on_message, self._on_end)
         self._link.send(self._hello())

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from pvrd.errors import from_name, shortage
+from pvrd.errors import PvrdError, from_name, shortage
 from pvrd.inbox import WorkerLost
 from pvrd.models import COMPILED, Model
 
-Send = Callable[[Mapping[str, Any], Sequence[int]], None]
+
+class Send(Protocol):
+    """Worker.send: the copies that it makes of the fds are closed in the lane."""
+
+    def __call__(self, message: Mapping[str, Any], fds: Sequence[int], lane: str) -> None: ...
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Loading:
     model: Model
     future: asyncio.Future[dict[str, Any]]
     progress: float = 0.0
+    task: asyncio.Task[None] | None = None  # hands the file over
 
 
 class Loadings(dict[str, Loading]):
@@ -37,28 +41,25 @@ class Loadings(dict[str, Loading]):
     def begin(self, model: Model, cache: str, send: Send) -> Loading:
         """Has the worker load a model; `cache` is the folder for what it compiles.
 
-        Raises:
-            UnknownModel, OutOfMemory: its file cannot be handed over.
+        The future gets UnknownModel, OutOfMemory or Timeout when the file cannot be handed over.
         """
-        loading = Loading(model, asyncio.get_running_loop().create_future())
-        fd = model.open()
-        try:
-            self[model.key] = loading
-            compiled = model.path.suffix == COMPILED
-            send(
-                {
-                    "t": "load", "model": model.key, "name": model.name, "kind": model.kind,
-                    "cache": "" if compiled else f"{cache}/{model.key}{COMPILED}",
-                    "force": False, "narrow": model.narrow,
-                },
-                [fd],
-            )  # fmt: skip
-        except OSError as error:
-            del self[model.key]  # or the next one would wait for it
-            raise shortage(error) or error from None
-        finally:
-            os.close(fd)
+        loop = asyncio.get_running_loop()
+        loading = self[model.key] = Loading(model, loop.create_future())
+        loading.task = loop.create_task(self._hand_over(loading, cache, send))
         return loading
+
+    async def _hand_over(self, loading: Loading, cache: str, send: Send) -> None:
+        model = loading.model
+        try:
+            async with model.opened() as fd:
+                if not loading.future.done():  # else the worker is gone
+                    _send(model, fd, cache, send)
+        except (OSError, PvrdError) as error:
+            if self.get(model.key) is loading:
+                del self[model.key]  # or the next one would wait for it
+            if not loading.future.done():
+                known = error if isinstance(error, PvrdError) else shortage(error)
+                _fail(loading, known or error)
 
     def told(self, message: Mapping[str, Any]) -> None:
         """The worker says how far it is (progress), what it has (loaded), or why not (error)."""
@@ -89,3 +90,16 @@ class Loadings(dict[str, Loading]):
 def _fail(loading: Loading, error: Exception) -> None:
     loading.future.set_exception(error)
     loading.future.exception()  # nobody may be waiting
+
+
+def _send(model: Model, fd: int, cache: str, send: Send) -> None:
+    compiled = model.path.suffix == COMPILED
+    send(
+        {
+            "t": "load", "model": model.key, "name": model.name, "kind": model.kind,
+            "cache": "" if compiled else f"{cache}/{model.key}{COMPILED}",
+            "force": False, "narrow": model.narrow,
+        },
+        [fd],
+        model.lane,
+    )  # fmt: skip

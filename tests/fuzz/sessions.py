@@ -65,7 +65,7 @@ def played(play: Play, data: bytes) -> None:
     Raises:
         Finding: a rule is broken, something of pvrd's failed unseen, or an fd is left.
     """
-    from pvrd import link, systemd
+    from pvrd import beside, link, systemd
 
     settings()
     faults: list[str] = []
@@ -79,7 +79,11 @@ def played(play: Play, data: bytes) -> None:
             lambda loop, context: faults.append(str(context.get("exception", context["message"])))
         )
         world = World()
-        with mock.patch.object(link, "spawn", world.spawn), mock.patch.object(systemd, "log", log):
+        with (
+            mock.patch.object(link, "spawn", world.spawn),
+            mock.patch.object(systemd, "log", log),
+            mock.patch.object(beside, "put", lambda lane, work: work()),  # the same turns each time
+        ):
             world.core.supervisor.start()
             await world.until(lambda: len(world.ends) == 2, "both workers")
             await play(world, events(data))

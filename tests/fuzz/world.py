@@ -91,7 +91,7 @@ class World:
         for session in list(self.core.sessions.values()):
             session.news()
 
-    def spawn(self, kind: str, program: Any) -> tuple[socket.socket, Any]:
+    async def spawn(self, kind: str, program: Any) -> tuple[socket.socket, Any]:
         """In the place of link.spawn."""
         from pvrd.workers import protocol
 

@@ -8,13 +8,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pvrd import config, journal, link, polkit
+from pvrd import beside, config, journal, link, polkit
 from pvrd.bus import BusAddress, BusError
 from pvrd.bus_values import V, plain, variant
 from pvrd.config import Config, ConfigError, Paths
@@ -327,12 +328,43 @@ def test_a_worker_is_ours_in_whatever_folder(
     monkeypatch.chdir(tmp_path)
 
     async def main() -> str:
-        ours, process = link.spawn("cpu", ())
+        ours, process = await link.spawn("cpu", ())
         ours.close()
         return await asyncio.wait_for(process.ended, 60)
 
     assert asyncio.run(main()).startswith("it ended")
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_loop_runs_while_the_kernel_executes_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And one that comes when it is not wanted any more is ended."""
+    real, wake = subprocess.Popen, threading.Event()
+    made: list[Any] = []
+
+    def slow(*args: Any, **more: Any) -> Any:
+        assert wake.wait(60)
+        made.append(real(*args, **more))
+        return made[0]
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+
+    async def main() -> None:
+        program = (sys.executable, "-c", "import signal; signal.pause()")
+        work = asyncio.create_task(link.spawn("cpu", program))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not work.done()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        wake.set()
+        for _ in range(2):  # until it is made, then until it is ended
+            await beside.done("cpu worker", lambda: None)
+
+    asyncio.run(main())
+    assert made[0].returncode is not None
 
 
 def test_one_file_owns_each_library() -> None:

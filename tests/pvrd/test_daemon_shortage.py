@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pvrd import beside
 from pvrd.bus_values import V
 from pvrd.errors import OutOfMemory
 from pvrd.model_files import Model
@@ -70,13 +71,14 @@ def test_a_model_that_cannot_be_handed_over(
     async def begin() -> None:
         loadings = Loadings()
         with pytest.raises(OutOfMemory, match="Too many open files"):
-            loadings.begin(model, "", none)
+            await loadings.begin(model, "", none).future
         assert not loadings
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", none)
             with pytest.raises(OutOfMemory):
-                loadings.begin(model, "", lambda *_: None)
+                await loadings.begin(model, "", lambda *_: None).future
         assert not loadings
+        await beside.done(model.lane, lambda: None)  # what was opened is closed
 
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(begin())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 
 from pvrd import model_folders
 from pvrd.bus_values import plain
+from pvrd.config import KEYS, Config, Paths
 from pvrd.errors import OutOfMemory
 from pvrd.model_folders import SILENT, Folders
+from pvrd.models import ModelStore
 from tests.buses import ROOT
-from tests.pvrd.conftest import LONG
+from tests.pvrd.conftest import LONG, TEXT
 
 GGUF = b"GGUF and no more"
 # In the daemon's place of a file system whose server is gone: what lists DEAD waits for WAKE, a
@@ -152,6 +155,88 @@ def test_a_daemon_goes_on_beside_a_folder_that_does_not_answer(
         assert daemon.stop() == 0
     finally:
         os.close(writer)
+
+
+@pytest.mark.bus
+def test_a_file_that_does_not_open_stops_its_own_job_alone(
+    start: Any, caller: Any, lines: Any, until: Any, kill: Any, tmp_path: Path
+) -> None:
+    """The file of an open session becomes one whose open() waits, and then a worker needs it."""
+    models = tmp_path / "data" / "pvrd" / "models"
+    models.mkdir(parents=True)
+    (models / "far.gguf").write_bytes(GGUF)
+    daemon = start(folder=tmp_path)
+    caller.state("gpu")
+    session = caller.open_text(model="far")
+    until(lambda: caller.get("Ready", session, TEXT), "the model")
+    (models / "far.gguf").unlink()
+    os.mkfifo(models / "far.gguf")
+    before = daemon.fds()
+    pid = caller.get("Devices")[0]["pid"]
+    kill(pid)
+    until(lambda: caller.get("Devices")[0]["pid"] not in (0, pid), "the successor")
+    caller.state("gpu")
+    stream = lines(caller.generate(session, "x", max_tokens=2))
+    # All others are served meanwhile, by that worker too.
+    assert "far" not in [m["name"] for m in plain(caller.call("ListModels").body[0])]
+    other = caller.open_text(model="fake-text")
+    assert lines(caller.generate(other, "x", max_tokens=2)).rest()[-1]["type"] == "end"
+    assert not select.select([stream.fd], [], [], 0)[0], "and it still waits"
+    last = stream.rest()[-1]
+    assert (last["type"], last["error"]) == ("error", "Timeout")
+    assert last["message"] == "the file of model far does not answer within 5 s"
+    # What comes too late is given back.
+    with open(models / "far.gguf", "wb"):
+        caller.call("Close", path=other, interface=TEXT)
+        until(lambda: daemon.fds() <= before, "no descriptor left")
+
+
+@pytest.mark.bus
+@pytest.mark.parametrize("lies", ["state", "data"])
+def test_a_store_that_does_not_answer_is_one_folder_of_many(
+    start: Any, callers: Any, tmp_path: Path, lies: str
+) -> None:
+    """pvrd's own folder, and the system's, as those that the configuration names."""
+    code, wake = tmp_path / "code", tmp_path / "wake"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(DEAD)
+    os.mkfifo(wake)
+    folder = tmp_path / lies / "pvrd" / "models"
+    folder.mkdir(parents=True)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "near.gguf").write_bytes(GGUF)
+    daemon = start(
+        {"models.paths": [str(other)]}, folder=tmp_path,
+        PYTHONPATH=os.pathsep.join([str(code), str(ROOT)]), DEAD=str(folder), WAKE=str(wake),
+    )  # fmt: skip
+    caller = callers()
+    caller.state("gpu")
+    assert caller.open_text(model="near")
+    assert caller.fails("OpenText", "a{sv}", [caller.options(model="nea")])[0] == "UnknownModel"
+    facts = plain(caller.call("GetDiagnostics").body[0])
+    told = [f["message"] for f in facts if f["code"] == "no_folder"]
+    assert told == [f"models lie in {folder}: it does not answer"]
+    writer = os.open(wake, os.O_RDWR)
+    try:
+        assert daemon.stop() == 0
+    finally:
+        os.close(writer)
+
+
+def test_what_was_compiled_from_a_silent_folder_is_kept(
+    dead: Dead, places: list[str], tmp_path: Path
+) -> None:
+    values: dict[str, Any] = {key: rule.default for key, rule in KEYS.items()}
+    values["models.paths"] = tuple(places)
+    paths = Paths(tmp_path / "etc", tmp_path / "state", tmp_path / "cache")
+    store = ModelStore(paths, Config(values))
+    paths.cache.mkdir()
+    compiled = paths.cache / f"{'0' * 32}.pvrm"
+    compiled.touch()
+    os.utime(compiled, (0, 0))
+    store.sweep()
+    assert compiled.exists()
 
 
 def test_the_loop_runs_while_files_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def test_another_pvrd_that_starts_leaves_what_is_being_added(store: ModelStore) 
 
     def another() -> None:
         dead.mkdir()
-        ModelStore(store.paths, store.config)
+        ModelStore(store.paths, store.config).recover()
         found.append(left(store))
 
     add(store, b"GGUF1", meanwhile=another)
@@ -243,6 +243,7 @@ def test_a_model_that_was_being_replaced_is_not_lost(
     (folder / ".new-half").mkdir()
     (folder / ".new-half" / "model.toml").write_text('name = "half"\n')
     again = ModelStore(store.paths, store.config)
+    again.recover()
     assert again.find("new", "text").path.read_bytes() == b"GGUF1"
     assert left(again) == ["new"]
     rename = Path.rename
@@ -268,6 +269,7 @@ def test_a_model_that_was_being_replaced_is_not_lost(
         add(again, b"GGUF22", replace=True)
     monkeypatch.undo()
     again = ModelStore(store.paths, store.config)
+    again.recover()
     assert again.find("new", "text").path.read_bytes() == b"GGUF1"
     assert left(again) == ["new"]
 
@@ -350,7 +352,7 @@ def test_what_another_version_added_is_named(store: ModelStore) -> None:
 
 def test_leftovers_are_cleared(store: ModelStore) -> None:
     put(store.paths.models, ".new-dead/model.gguf")
-    ModelStore(store.paths, store.config)
+    ModelStore(store.paths, store.config).recover()
     assert left(store) == []
 
 
