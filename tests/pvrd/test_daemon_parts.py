@@ -340,10 +340,11 @@ def test_the_loop_runs_while_the_kernel_executes_a_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And one that comes when it is not wanted any more is ended."""
-    real, wake = subprocess.Popen, threading.Event()
+    real, begun, wake = subprocess.Popen, threading.Event(), threading.Event()
     made: list[Any] = []
 
     def slow(*args: Any, **more: Any) -> Any:
+        begun.set()
         assert wake.wait(60)
         made.append(real(*args, **more))
         return made[0]
@@ -353,8 +354,8 @@ def test_the_loop_runs_while_the_kernel_executes_a_worker(
     async def main() -> None:
         program = (sys.executable, "-c", "import signal; signal.pause()")
         work = asyncio.create_task(link.spawn("cpu", program))
-        for _ in range(10):
-            await asyncio.sleep(0)
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
         assert not work.done()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
