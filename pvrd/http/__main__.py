@@ -68,6 +68,7 @@ async def _serve(args: argparse.Namespace, secret: str) -> int:
         import uvicorn
 
         from pvrd.http.app import application
+        from pvrd.http.connection import BoundedConnection
         from pvrd.http.server import Server
     except ImportError as error:
         missing = error.name or "starlette"
@@ -96,6 +97,7 @@ async def _serve(args: argparse.Namespace, secret: str) -> int:
                 access_log=False,
                 server_header=False,
                 lifespan="on",
+                http=BoundedConnection,
                 ws="none",
             )
             await Server(config, GRACE_S).serve(sockets=[sock])

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pvrd.client_async import AsyncClient, AsyncText
 from pvrd.client_stream import floats
 from pvrd.errors import Internal, PvrdError
-from pvrd.http import answers, asked
+from pvrd.http import answers, asked, connection
 from pvrd.http.asked import Refused
 from pvrd.http.embedding import embedded
 from pvrd.http.failures import answer, described
@@ -86,13 +86,18 @@ async def _body(request: Request) -> dict[str, Any]:
     """The JSON object that a request brings.
 
     Raises:
-        Refused: it is none, or too long.
+        Refused: it is none, too long, or does not come.
     """
     data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > MOST_BYTES:
-            raise _too_long()
+    try:
+        async with asyncio.timeout(connection.BODY_S):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > MOST_BYTES:
+                    raise _too_long()
+    except TimeoutError:
+        text = f"the request was not whole within {connection.BODY_S:g} s"
+        raise Refused(408, text, "request_timeout") from None
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):

@@ -54,6 +54,8 @@ def answer(error: PvrdError | Refused) -> JSONResponse:
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if status == 408 and isinstance(error, Refused):
+        headers["Connection"] = "close"  # the rest of that request may still come
     if isinstance(error, PvrdError) and error.name in _AGAIN:
         headers["Retry-After"] = str(RETRY_S)
     return JSONResponse(body, status, headers)
