@@ -27,7 +27,7 @@ from pvrd.sensors.thermal import Thermal
 from pvrd.sensors.udev import DeviceEvent, Udev
 
 POLL_S = 2.0
-_BACKOFF_S, _BACKOFF_MAX_S = 5.0, 300.0  # between tries for the system bus
+_BACKOFF_S, _BACKOFF_MAX_S = 5.0, 30.0  # between tries for the system bus
 _OFF = "sensors.system is false"
 _FIELDS = frozenset(f.name for f in dataclasses.fields(Snapshot))
 
@@ -190,8 +190,8 @@ class Sensors:
     # -- the system bus
 
     async def _join(self) -> bool:
-        """The services of the system bus, over our own connection when it leads there. False
-        when the bus does not answer.
+        """The services of the system bus, over our own connection when it leads there. False when
+        the bus is not there, or does not answer.
         """
         address = BusAddress.parse("system")
         connection = self._connection
@@ -207,8 +207,9 @@ class Sensors:
             await self.logind.start(connection)
             await self.battery.start(connection)
         except BusError as e:
-            self.logind.stop(e.message)
-            self.battery.stop()
+            self._leave(e.message)
+            self._changed()
+            return False
         self._changed()
         return True
 
@@ -227,8 +228,8 @@ class Sensors:
         self._later(self._rejoin())
         self._changed()
 
-    def _leave(self) -> None:
-        self.logind.stop("the system bus is lost")
+    def _leave(self, why: str = "the system bus is lost") -> None:
+        self.logind.stop(why)
         self.battery.stop()
         if self._system is not None:
             system, self._system = self._system, None

@@ -8,7 +8,6 @@ waits (InhibitDelayMaxSec, 5 s by default) between PrepareForSleep and the suspe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +83,9 @@ class Logind:
         elif self._service is not None:
             self._following = asyncio.get_running_loop().create_task(self._follow())
 
+    async def _look_again(self) -> None:
+        self._changed()
+
     async def _follow(self) -> None:
         """Watches the seat, and the session that is in its foreground now."""
         while True:
@@ -95,11 +97,13 @@ class Logind:
                 self._seat_path = None
                 self._sleep(False)  # nobody is left to say so
             elif self._seat_path is None:
-                with contextlib.suppress(BusError):
+                try:
                     reply = await service.call(MANAGER_PATH, MANAGER, "GetSeat", "s", [SEAT_NAME])
                     reply.close()
                     self._seat_path = str(reply.body[0])
                     await service.watch(self._seat_path, SEAT)
+                except BusError as e:
+                    service.again(SEAT_NAME, e, self._look_again)
             wanted = None
             if self._seat_path is not None:
                 active = service.get(self._seat_path, SEAT).get("ActiveSession") or ["", "/"]

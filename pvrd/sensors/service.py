@@ -2,21 +2,23 @@
 """Another service's properties on the system bus, kept as they change, while it is there.
 
 Nothing is started on its behalf: a service that nobody runs is absent, and looked at again when
-its name appears. A signal is a hint that counts only from the owner of the name; the values come
+its name appears. One that is there and does not answer (it is starting, or the machine is busy) is
+asked again. A signal is a hint that counts only from the owner of the name; the values come
 from GetAll, whose answer nobody else can give.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 from pvrd.bus import BUS, PROPERTIES, BusError, Connection, Signal, Subscription
 from pvrd.bus_values import plain
 
 _ANSWER_S = 5.0
+_AGAIN_S, _AGAIN_MAX_S = 1.0, 30.0  # until one that did not answer is asked again
+_NO_ANSWER = f"{BUS}.Error.NoReply"
 
 
 class Service:
@@ -32,6 +34,8 @@ class Service:
         self._subscriptions: list[Subscription] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._again: dict[tuple[str, str], bool] = {}  # being read -> read once more after that
+        self._tries: dict[Hashable, int] = {}  # what was asked in vain -> how often
+        self._timers: dict[Hashable, asyncio.TimerHandle] = {}
         self.absent = "it was not asked yet"  # why there is nothing; "" when there is
 
     @property
@@ -61,11 +65,14 @@ class Service:
         key = (path, interface)
         if key in self._watched:
             return
-        with contextlib.suppress(BusError):
+        try:
             self._watched[key] = await self.connection.subscribe(
                 self._changed, sender=self.name, path=path, interface=PROPERTIES,
                 member="PropertiesChanged", arg0=interface,
             )  # fmt: skip
+        except BusError as e:
+            self.again(key, e, lambda: self.watch(path, interface))
+            return
         await self.read(path, interface)
 
     def unwatch(self, path: str, interface: str) -> None:
@@ -123,7 +130,10 @@ class Service:
                 reply = await self.call(key[0], PROPERTIES, "GetAll", "s", [key[1]])
                 reply.close()
                 values = plain(reply.body[0])
+                self._tries.pop(key, None)
             except BusError as e:
+                if self._owner == owner:
+                    self.again(key, e, lambda: self.read(*key))
                 failure = f"{self.name} does not answer: {e.message}"
             if self._owner != owner:
                 return  # said of one that has gone; _owner_changed has it read again
@@ -132,8 +142,33 @@ class Service:
             self._values[key] = values
             self._on_change()
 
+    def again(
+        self, key: Hashable, error: BusError, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Does `work` later where the error is that nothing answered: soon, then ever more rarely.
+        What is refused stays so.
+        """
+        if error.name != _NO_ANSWER or key in self._timers:
+            return
+        tries = self._tries.get(key, 0)
+        self._tries[key] = tries + 1
+        pause = min(_AGAIN_S * 2 ** min(tries, 16), _AGAIN_MAX_S)
+
+        def fire() -> None:
+            del self._timers[key]
+            self._start(work())
+
+        self._timers[key] = asyncio.get_running_loop().call_later(pause, fire)
+
+    def _ask_anew(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._tries.clear()
+
     def stop(self) -> None:
         """Forgets everything; the connection stays."""
+        self._ask_anew()
         for subscription in [*self._subscriptions, *self._watched.values()]:
             subscription.cancel()
         self._subscriptions.clear()
@@ -152,6 +187,7 @@ class Service:
     def _owner_changed(self, signal: Signal) -> None:
         if signal.sender != BUS:
             return
+        self._ask_anew()
         self._appeared(str(signal.body[2]) or None)
         for key in list(self._watched):
             self._start(self.read(*key))
@@ -161,7 +197,7 @@ class Service:
         if signal.sender == self._owner:
             self._start(self.read(signal.path, str(signal.body[0])))
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from pvrd.bus import BusAddress, BusError, Connection, Subscription
 from pvrd.bus_values import V
-from pvrd.sensors import battery, logind
+from pvrd.sensors import battery, board, logind, service
 from pvrd.sensors.service import Service
 
 pytestmark = pytest.mark.bus
@@ -208,17 +209,110 @@ def test_what_one_that_has_gone_said_last_counts_no_more(refused: bool) -> None:
 
     class Late:
         async def call(self, *_: Any, **__: Any) -> Answer:
-            service._appeared(None)
+            known._appeared(None)
             if refused:
                 raise BusError("org.freedesktop.DBus.Error.UnknownMethod", "there is no GetAll")
             return Answer()
 
     changes: list[int] = []
-    service = Service(cast(Connection, Late()), MANAGER[0], lambda: changes.append(1))
+    known = Service(cast(Connection, Late()), MANAGER[0], lambda: changes.append(1))
     key = MANAGER[1], MANAGER[0]
-    service._watched[key] = cast(Subscription, None)
-    service._appeared(":1.5")
-    asyncio.run(service.read(*key))
-    assert service.absent == "org.freedesktop.login1 is not on the system bus"
-    assert service.get(*key) == {}
+    known._watched[key] = cast(Subscription, None)
+    known._appeared(":1.5")
+    asyncio.run(known.read(*key))
+    assert known.absent == "org.freedesktop.login1 is not on the system bus"
+    assert known.get(*key) == {}
     assert not changes
+
+
+class Silent:
+    """A connection on which nothing answers while `silent`; what was asked since is counted."""
+
+    def __init__(self) -> None:
+        self.silent = True
+        self.asked: list[str] = []
+        self.owner: Any = None
+
+    def _answered(self, member: str) -> None:
+        self.asked.append(member)
+        if self.silent:
+            raise BusError("org.freedesktop.DBus.Error.NoReply", f"it did not answer {member}")
+
+    async def subscribe(self, callback: Any, **match: str) -> Any:
+        if match.get("member") == "NameOwnerChanged":
+            self.owner = callback
+        else:
+            self._answered("AddMatch")
+        return SimpleNamespace(cancel=lambda: None)
+
+    async def name_owner(self, name: str) -> str:
+        return ":1.5"
+
+    async def call(
+        self, name: str, path: str, interface: str, member: str, *_: Any, **__: Any
+    ) -> Any:
+        self._answered(member)
+        answers: dict[str, Any] = {"GetAll": {"IdleHint": V("b", True)}, "GetSeat": SEAT}
+        return SimpleNamespace(body=[answers[member]], close=lambda: None)
+
+
+def test_a_service_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It owns its name and is still starting, or the machine is busy: no signal says that it is
+    over. A refusal is an answer.
+    """
+    monkeypatch.setattr(service, "_AGAIN_S", 0.001)
+
+    async def main() -> None:
+        bus = Silent()
+        news = asyncio.Event()
+        watched = logind.Logind(news.set)
+        watched._service = known = Service(cast(Connection, bus), logind.LOGIND, watched._changed)
+        await known.start()
+
+        async def until(true: Any) -> None:
+            async with asyncio.timeout(30):
+                while not true():
+                    await asyncio.sleep(0.001)
+
+        await known.watch(logind.MANAGER_PATH, logind.MANAGER)
+        await watched._follow()
+        await until(lambda: bus.asked.count("AddMatch") > 2 and bus.asked.count("GetSeat") > 2)
+        assert watched.readings()[0].value is None
+        bus.silent = False
+        await until(lambda: watched.readings()[0].source == "logind, seat0")
+        assert watched.readings()[0].value is True
+        bus.silent = True
+        await known.read(logind.MANAGER_PATH, logind.MANAGER)
+        assert watched.readings()[0].value is None
+        bus.silent = False
+        await until(lambda: watched.readings()[0].value is True)
+        assert not known._timers
+        known.again("x", BusError("org.freedesktop.DBus.Error.AccessDenied", "no"), known.start)
+        assert not known._timers
+        watched.stop()
+
+    asyncio.run(main())
+
+
+def test_a_bus_that_does_not_answer_is_joined_again(
+    system: Any, monkeypatch: pytest.MonkeyPatch, play: Any
+) -> None:
+    """The first question to it fails; the services are found all the same."""
+    monkeypatch.setattr(board, "_BACKOFF_S", 0.01)
+    system.mock("logind", '{"IdleHint": true}')
+    real, asked = Connection.name_owner, []
+
+    async def name_owner(self: Connection, name: str) -> str | None:
+        asked.append(name)
+        if len(asked) < 3:
+            raise BusError("org.freedesktop.DBus.Error.NoReply", "the bus did not answer")
+        return await real(self, name)
+
+    async def act(scene: Any) -> None:
+        await scene.there(logind.LOGIND)
+        monkeypatch.setattr(Connection, "name_owner", name_owner)
+        await scene.sensors.start()
+        assert scene.reading("idle")["source"] == "the bus did not answer"
+        await scene.until(lambda: scene.value("idle") is True)
+
+    play(act)
