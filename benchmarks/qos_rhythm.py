@@ -23,14 +23,21 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import common
+from engine import meanwhile
 from engine.backends.vulkan import segments
+from engine.meanwhile import MEANWHILE
 from engine.pace import LIMIT
 from pvrd.workers import paced
 from pvrd.workers.timings import Meter
 
 TOKEN_S, FIRST_S, LAST_S = 3.15e-3, 0.035e-3, 0.145e-3  # a token; a submission; a token's end
 BETWEEN_S, SLICE_S = 0.1e-3, 0.42e-3  # the host, between submissions and between slices
-VIDEO_S, BRING_S, EVERY_S = 1.4e-3, 1.46e-3, 0.04  # a frame on the device, on the host; how often
+TELL_S = 0.12e-3  # of SLICE_S: what is said of tokens
+VIDEO_S, EVERY_S = 1.4e-3, 0.04  # a frame on the device, how often
+# From its end to the next slice, recorded as one (1.46 ms) and split by what was reckoned: a
+# submission is made, it brings the frame to the ring, the frame is looked at and told, a slice.
+ISSUE_S, COPY_S, LOOK_S, NEXT_S = 0.11e-3, 0.65e-3, 0.4e-3, 0.3e-3
+JITTER_S = 0.4e-3  # of a frame's coming
 TOKENS, PARTS = 6, 96  # of a slice; calls of a token
 LOCKED_S, TOLD_S = 4.0, 0.5  # from then on it counts; when the refresh is told
 HZ, FRAME_S = (60.0, 59.97, 60.02), 6.2e-3
@@ -120,11 +127,52 @@ class Device:
         self.now = self._ended = self.now + seconds
 
 
+@dataclass(frozen=True)
+class Ways:
+    """What is done with a stream's frames. joined: they are brought to the ring by the submission
+    that makes them; beside: what the host has to do for frames and tokens it does while the device
+    works; paced: when the next one comes is known.
+    """
+
+    joined: bool = True
+    beside: bool = True
+    paced: bool = True
+
+
+class Host:
+    """The worker's one thread."""
+
+    def __init__(self, device: Device, beside: bool) -> None:
+        self._device, self._beside = device, beside
+        self._late: float | None = None  # seconds that it worked during the present submission
+
+    def work(self, seconds: float) -> None:
+        """Something that need not be done before the next submission."""
+        if self._beside:
+            MEANWHILE.add(lambda: self._do(seconds))
+        else:
+            self._do(seconds)
+
+    def _do(self, seconds: float) -> None:
+        if self._late is None:
+            self._device.idle(seconds)
+        else:
+            self._late += seconds
+
+    def submit(self, seconds: float) -> None:
+        """A submission that takes so long; what is left to do is done meanwhile."""
+        began, self._late = self._device.now, 0.0
+        self._device.work(seconds)
+        MEANWHILE.run()
+        late, self._late = self._late, None
+        self._device.idle(max(0.0, late - (self._device.now - began)))
+
+
 class Executable:
     """What Segments needs of one: a model's token."""
 
-    def __init__(self, device: Device) -> None:
-        self._device, self._rng = device, random.Random(7)
+    def __init__(self, device: Device, host: Host) -> None:
+        self._device, self._host, self._rng = device, host, random.Random(7)
         self._recorded, self._stack = {"ahead": 0}, None
         self._dispatches = {"ahead": range(PARTS)}
         self.program = SimpleNamespace(sequences=self._dispatches)
@@ -141,12 +189,14 @@ class Executable:
     def _submit(self, commands: Any, *_: Any) -> None:
         seconds = sum(TOKEN_S / count + LAST_S * (i == count - 1) for count, i in commands)
         self._device.idle(8e-6)
-        self._device.work(FIRST_S + seconds)
+        self._host.submit(FIRST_S + seconds)
         hiccup = (self._rng.random() < 0.001) * 15e-3 * self._rng.random()
         self._device.idle(10e-6 + BETWEEN_S * (0.7 + 0.6 * self._rng.random()) + hiccup)
 
 
-def run(device: Device, seconds: float, stream: bool) -> tuple[float, list[float]]:
+def run(
+    device: Device, seconds: float, stream: bool, ways: Ways = Ways()
+) -> tuple[float, list[float]]:
     """Tokens a second, and the compositor's frames in ms, sorted."""
     rng = random.Random(2)
     clock: Any = SimpleNamespace(
@@ -155,27 +205,40 @@ def run(device: Device, seconds: float, stream: bool) -> tuple[float, list[float
         sleep=lambda s: device.idle(s + 60e-6 * rng.random()),
     )
     recorded: Any = SimpleNamespace(record=lambda *_: None)
-    done, due = 0, 1.0
+    host, done, moment, due = Host(device, ways.beside), 0, 1.0, 1.0
     with ExitStack() as stack:
         for module, name, value in (
             (paced, "time", clock), (segments, "time", clock), (segments, "api", recorded),
-            (LIMIT, "streams", int(stream)),
+            (meanwhile, "time", clock), (LIMIT, "streams", int(stream)),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, name, value))
+        stack.callback(MEANWHILE.clear)
         gate = Meter().gate
-        cut = paced.Cut(gate, Executable(device))
+        gate.arrivals.opened("stream")
+        cut = paced.Cut(gate, Executable(device, host))
         while device.now < seconds:
             if device.now > TOLD_S and not gate.rhythm.on:
                 gate.rhythm.pace(60.0)
             if stream and device.now >= due:
-                gate.run("frame", lambda: device.work(VIDEO_S))
-                device.idle(BRING_S)
-                due += EVERY_S
+                if ways.paced:
+                    gate.arrivals.came("stream", due)
+                MEANWHILE.run()
+                if ways.joined:
+                    gate.run("frame", lambda: host.submit(VIDEO_S + COPY_S))
+                else:
+                    gate.run("frame", lambda: host.submit(VIDEO_S))
+                    device.idle(ISSUE_S)
+                    device.work(COPY_S)
+                host.work(LOOK_S)
+                device.idle(NEXT_S)
+                moment += EVERY_S
+                due = moment + JITTER_S * rng.random()
                 continue
             urgent = lambda at=due: stream and device.now >= at  # noqa: E731
             stats = cut.run(("model",), ["ahead"] * TOKENS, urgent)
             done += (stats.done or 0) if device.now > LOCKED_S else 0
-            device.idle(SLICE_S * (0.7 + 0.6 * rng.random()))
+            host.work(TELL_S)
+            device.idle((SLICE_S - TELL_S) * (0.7 + 0.6 * rng.random()))
     frames = sorted(1e3 * took for begun, took in device.took if begun > LOCKED_S)
     return done / (device.now - LOCKED_S), frames
 

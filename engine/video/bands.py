@@ -7,12 +7,12 @@ some a slice; its rows come back once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from engine.backends.base import Backend
+from engine.backends.base import Array, Backend, Into
 from engine.record import recorded
 from engine.variants import allowed
 from engine.video.frames import Bytes, FrameFormat
@@ -28,6 +28,26 @@ class Source(Protocol):
 
     def rows(self, plane: int, begin: int, end: int) -> Bytes:
         """Rows begin..end-1 of a plane as uint8 [rows, stride of the format]; contiguous."""
+
+
+class Looked(Mapping[str, Array | int]):
+    """Outputs that may be brought while somebody says so: `still` raises when they may not be any
+    more. Whoever brings them asks for them right before, and so asks it.
+    """
+
+    def __init__(self, into: Into, still: Callable[[], None]) -> None:
+        self._into, self._still = into, still
+
+    def __getitem__(self, name: str) -> Array | int:
+        self._still()
+        return self._into[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._still()
+        return iter(self._into)
+
+    def __len__(self) -> int:
+        return len(self._into)
 
 
 class Bands:
@@ -98,18 +118,26 @@ class Bands:
         self._planes_done = not self._apart
 
     def run(
-        self, column: int, count: int, into: Sequence[Bytes] = (), last: bool = False
+        self,
+        column: int,
+        count: int,
+        into: Sequence[Bytes] = (),
+        last: bool = False,
+        still: Callable[[], None] | None = None,
     ) -> None:
         """A slice: `count` tiles (at most tiling.batch) from a column on; with a band's first slice
         also the planes that no tile has a part of. `into`: where the band's rows of each enlarged
-        plane go then, as `rows` would give them. `last`: it is the band's last slice.
+        plane go then, as `rows` would give them, if `still` does not raise. `last`: it is the
+        band's last slice.
 
         Raises:
-            DeviceLost, OutOfMemory: as Executable.run.
+            DeviceLost, OutOfMemory: as Executable.run. As `still`.
         """
         self._words[video.N_TILES], self._words[video.COL0] = count, column
         self.executable.write("params", self._words)
-        outputs: dict[str, Bytes | int] = {f"out{i}": rows for i, rows in enumerate(into)}
+        outputs: Into = {f"out{i}": rows for i, rows in enumerate(into)}
+        if outputs and still is not None:
+            outputs = Looked(outputs, still)
         if last and not outputs:
             planes = range(len(self._out))
             outputs = {f"out{i}": self._nbytes(self._band, i) for i in planes}

@@ -21,7 +21,7 @@ from engine.video.bands import Source
 from engine.video.frames import Bytes, FrameFormat, empty
 from engine.video.kinds import Model, Pipeline, pipeline
 from engine.video.resample import Resampler
-from engine.video.upscale import INTERPOLATED, NOBODY, Sink
+from engine.video.upscale import INTERPOLATED, NOBODY, Sink, VideoPipeline
 
 TRIAL_S = 0.1  # after which a trial is reckoned from what was done
 MOST = 8  # times as wide or high a result may be as what it is made of
@@ -247,6 +247,28 @@ class Enlarger:
             self._enter(self._at + 1)
         return self._at >= len(self._steps)
 
+    @property
+    def later(self) -> bool:
+        """As VideoPipeline; only where a network of its kind is the last step."""
+        last = self._steps[-1]
+        return isinstance(last, VideoPipeline) and last.later
+
+    @later.setter
+    def later(self, on: bool) -> None:
+        if isinstance(last := self._steps[-1], VideoPipeline):
+            last.later = on
+
+    @property
+    def unsettled(self) -> bool:
+        """As VideoPipeline."""
+        last = self._steps[-1]
+        return isinstance(last, VideoPipeline) and last.unsettled
+
+    def settle(self) -> None:
+        """As VideoPipeline."""
+        if isinstance(last := self._steps[-1], VideoPipeline):
+            last.settle()
+
     def finish_plainly(self) -> None:
         """The rest of a frame that came as planes by plain interpolation on the CPU, at once."""
         if self._quick is None:
@@ -269,6 +291,8 @@ class Enlarger:
 
 class Plain:
     """Frames by plain interpolation alone, on the CPU whatever the device. As Enlarger."""
+
+    later = unsettled = False
 
     def __init__(self, backend: Backend, fmt: FrameFormat, out: FrameFormat) -> None:
         """Raises:
@@ -313,6 +337,9 @@ class Plain:
         """The rest of the frame at once."""
         while not self.step():
             pass
+
+    def settle(self) -> None:
+        """Nothing is left for later."""
 
     def forget(self) -> None:
         """Nothing is kept from frame to frame."""

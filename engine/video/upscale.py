@@ -46,10 +46,11 @@ class Planes:
     """Source and Sink over whole planes (ring slots).
 
     claims: `place` gives rows for a moment, to which results that are there are brought at once; no
-    work may lie between.
+    work may lie between. lasts: but the moment is long enough for the work, too, where `still` says
+    so right before it.
     """
 
-    claims = False
+    claims = lasts = False
 
     def __init__(self, planes: Sequence[Bytes], row_bytes: Sequence[int]) -> None:
         self.planes, self._row_bytes = planes, row_bytes
@@ -63,6 +64,9 @@ class Planes:
         """
         rows = self.planes[plane][begin:end]
         return rows if rows.flags.c_contiguous else None
+
+    def still(self) -> None:
+        """Raises whatever it likes where rows that were given are not to be written to any more."""
 
     def put(self, plane: int, begin: int, rows: Bytes) -> None:
         n = self._row_bytes[plane]
@@ -92,7 +96,12 @@ class VideoPipeline:
 
     Of the last frame: `tiles`, of these `tiles_reused`, `tiles_cpu` (done anew on the CPU after the
     device's result could not be right), `tiles_fallback` (interpolated plainly), `made_by`.
+
+    `later`: where the sink has a frame's last results already, the host's part of them is left to
+    `settle`; the frame is `unsettled` until then, and what is counted of it is not known.
     """
+
+    later = False
 
     def __init__(
         self,
@@ -143,6 +152,7 @@ class VideoPipeline:
         self._band = 0
         self._todo: list[tuple[int, int]] | None = None
         self._placed: list[Bytes] = []  # rows of the sink that have the band's results already
+        self.unsettled = False
         self._cut(self._bands)
 
     def _cut(self, bands: Bands) -> None:
@@ -200,6 +210,7 @@ class VideoPipeline:
         """
         if self._source is not None:
             self._before = ()
+        self.unsettled = False
         nbytes = self.format.sample_bytes
         if isinstance(src, Sequence):
             src = as_planes(src, self.format.planes(), nbytes)
@@ -224,7 +235,7 @@ class VideoPipeline:
         Raises:
             DeviceLost, OutOfMemory: as Executable.run.
         """
-        while self._source is not None and self._sink is not None:
+        while not self.unsettled and self._source is not None and self._sink is not None:
             if self._todo is None:
                 self._todo = self._runs(self._wanted[self._band])
                 self._placed = []
@@ -235,23 +246,42 @@ class VideoPipeline:
                 if count > (most := self._fit.most(self.tiling.batch)):
                     self._todo.insert(0, (column + most, count - most))
                     count = most
-                claims = isinstance(self._sink, Planes) and self._sink.claims
-                self._placed = [] if self._todo or claims else self._places(self._sink)
-                began = device_clock()
-                alone = claims and bool(self._wanted[self._band].all())
-                last = not (self._todo or alone)
-                self._bands.run(column, count, self._placed, last)
-                self._fit.took(count, device_clock() - began)
+                self._compute(column, count, self._sink)
                 if self._todo:
                     return False
-                if alone and (rows := self._places(self._sink)):
-                    self._bands.fetch(rows)
-                    self._placed = rows
             computed = bool(self._wanted[self._band].any())
+            if self.later and self._placed and self._band + 1 == self.tiling.bands:
+                self.unsettled = True
+                return True
             self._leave(self._source, self._sink)
             if computed:
                 return self._source is None
         return True
+
+    def _compute(self, column: int, count: int, sink: Sink) -> None:
+        """A slice of the band; the last one brings its results to the sink or near it."""
+        lent = sink if isinstance(sink, Planes) and sink.claims else None
+        whole, last = bool(self._wanted[self._band].all()), not self._todo
+        joined = lent is not None and whole and lent.lasts
+        alone = lent is not None and whole and not joined
+        self._placed = self._places(sink) if last and (joined or lent is None) else []
+        began = device_clock()
+        still = lent.still if lent is not None and joined else None
+        self._bands.run(column, count, self._placed, last and not alone, still)
+        self._fit.took(count, device_clock() - began)
+        if last and alone and (rows := self._places(sink)):
+            self._bands.fetch(rows)
+            self._placed = rows
+
+    def settle(self) -> None:
+        """What `step` left to do of a frame (`later`): a look at what lies in the sink by now.
+
+        Raises:
+            As the sink.
+        """
+        if self.unsettled and self._source is not None and self._sink is not None:
+            self.unsettled = False
+            self._leave(self._source, self._sink)
 
     def _runs(self, wanted: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
         """(first column, count) of slices that compute the wanted tiles of a band."""
@@ -317,6 +347,7 @@ class VideoPipeline:
 
     def abandon(self) -> None:
         """Ends a frame whose other rows somebody else interpolates."""
+        self.unsettled = False
         if self._source is None or self._sink is None:
             self.made_by[:] = INTERPOLATED
             self._before = ()

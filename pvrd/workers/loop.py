@@ -2,7 +2,8 @@
 """The one thread of a worker: it answers pvrd between slices and runs one slice at a time.
 
 That the same thread does both is the point: a driver call that is stuck shows as a pong that does
-not come.
+not come. What need not be done before the next slice (words about tokens, a look at a frame and the
+word about it) is done while the device works on that, if it goes there at once (engine/meanwhile).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.errors import DeviceLost, InvalidArgument
+from engine.errors import DeviceLost, InvalidArgument, PvrError
+from engine.meanwhile import MEANWHILE
 from engine.pace import LIMIT
 from pvrd.workers import devices, protocol
 from pvrd.workers.failures import PeerGone, fail, guard
@@ -35,6 +37,7 @@ from pvrd.workers.video_jobs import VideoTask
 EXIT_LOST = 1
 EXIT_PROTOCOL = 3
 PATIENT = ("ack", "ping", "count", "stats")  # messages that may wait for the end of a slice
+QUICK = ("ack", "ping")  # that change nothing of what is left for later
 LONG = ("load", "prepare", "inspect", "video.open")  # messages
 MOST_OWED_S = 1.0
 LEAST_SHARE = 0.01  # of the time: below it nothing would ever end
@@ -71,6 +74,9 @@ class Worker:
         self._share = 1.0  # of the time, that slices may take
         self._parked = False
         self._rests = 0.0  # until then no slice runs
+        self._meanwhile = False  # does the device's backend do what is left for later?
+        self._outbox: list[bytes] = []
+        self._failed: list[Task] = []  # at what was left for later
 
     def run(self) -> int:
         """Serves to the end; the exit status: 0 (peer gone), EXIT_LOST or EXIT_PROTOCOL."""
@@ -80,9 +86,10 @@ class Worker:
             )
             if backend is None:
                 return self._wait_for_end()
+            self._meanwhile = bool(getattr(backend, "meanwhile", False))
             backend = Metered(backend, self._meter)
             self._models = Models(backend, self._config, self.send, self.breathe)
-            self._text = TextJobs(self._models, self._scheduler, self.send)
+            self._text = TextJobs(self._models, self._scheduler, self.send, self.soon)
             while True:
                 self._turn()
         except (PeerGone, BrokenPipeError, ConnectionResetError):
@@ -92,10 +99,43 @@ class Worker:
         except protocol.ProtocolError as e:
             log.error("pvrd-worker: %s", e)
             return EXIT_PROTOCOL
+        finally:
+            MEANWHILE.clear()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message to pvrd; blocks while the socket is full (pvrd always reads)."""
+        """Sends a message to pvrd, after those for `soon`; blocks while the socket is full (pvrd
+        always reads).
+        """
+        self._post()
         protocol.send(self._sock, message)
+
+    def soon(self, message: Mapping[str, Any]) -> None:
+        """As send, but while the device works on the next slice, where it does that at once."""
+        if not self._meanwhile:
+            self.send(message)
+            return
+        data = protocol.encode(message)
+        if not self._outbox:
+            MEANWHILE.add(self._post)
+        self._outbox.append(data)
+
+    def _post(self) -> None:
+        messages, self._outbox = self._outbox, []
+        for data in messages:
+            protocol.send_raw(self._sock, data)
+
+    def _later(self, task: Task, work: Callable[[], None]) -> None:
+        """Does the rest of a task's work while the device works on the next slice."""
+
+        def rest() -> bool:
+            work()
+            return True
+
+        def run() -> None:
+            if not guard(self.send, task.subject(), rest):
+                self._failed.append(task)
+
+        MEANWHILE.add(run)
 
     def breathe(self) -> None:
         """Answers pings in the middle of something long; all else that came waits for its turn."""
@@ -132,6 +172,8 @@ class Worker:
                 self.breathe()
                 break
             received = self._inbox.popleft()
+            if received.message["t"] not in QUICK:
+                self._catch_up()
             began = time.monotonic()
             try:
                 if not (long and self._closed(received)):
@@ -142,14 +184,28 @@ class Worker:
                 self._owed = min(self._owed + time.monotonic() - began, MOST_OWED_S)
         pause = self._rests - time.monotonic()
         if self._parked or pause > 0:
+            self._catch_up()
             select.select([self._sock], [], [], None if self._parked else pause)
             return
         task = self._scheduler.pick()
+        if not getattr(task, "brisk", False) and self._catch_up():
+            return  # things may have changed
         if task is None:
             self._meter.canary.rest()
             select.select([self._sock], [], [])
             return
+        left, ran = len(MEANWHILE), MEANWHILE.ran
         self._slice(task)
+        if left and MEANWHILE.ran == ran:  # it did not get to the device
+            self._catch_up()
+
+    def _catch_up(self) -> bool:
+        """Does what was left for later; was anything?"""
+        anything = bool(MEANWHILE)
+        MEANWHILE.run()
+        while self._failed:
+            self._drop(self._failed.pop())
+        return anything
 
     def _closed(self, received: protocol.Received) -> bool:
         """Is it a session that was closed again while it waited to be opened?"""
@@ -182,7 +238,7 @@ class Worker:
         if self._share < 1:
             self._rests = ended + spent * (1 / self._share - 1)
         if (told := self._meter.canary.tell(ended)) is not None:
-            self.send(told)
+            self.soon(told)
 
     def _receive(self) -> None:
         """Takes in what lies in the socket."""
@@ -211,6 +267,8 @@ class Worker:
 
     def _dying(self, reason: str) -> int:
         log.error("pvrd-worker: device lost: %s", reason)
+        with contextlib.suppress(OSError, PeerGone, PvrError):  # what was done before stays done
+            MEANWHILE.run()
         with contextlib.suppress(OSError):  # pvrd sees the end of file anyway
             self.send({"t": "dying", "reason": reason})
         return EXIT_LOST
@@ -277,7 +335,10 @@ class Worker:
         session = str(message["session"])
         if session in self._videos:
             raise InvalidArgument(f"There is a video session {session} already.")
-        task = self._text.roomy(lambda: VideoTask(self._models, message, received.fd(), self.send))
+        later = self._later if self._meanwhile else None
+        task = self._text.roomy(
+            lambda: VideoTask(self._models, message, received.fd(), self.send, later)
+        )
         self._videos[session] = task
         self._scheduler.add(task)
 

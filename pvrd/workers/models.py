@@ -13,6 +13,7 @@ from engine import pvrm
 from engine.backends.base import Backend
 from engine.errors import PvrError, UnsupportedModel
 from engine.importers import convnets
+from engine.meanwhile import MEANWHILE
 from engine.text import compiled as text_models
 from engine.text.model import TextModel
 from engine.video import kinds
@@ -58,6 +59,7 @@ class Models:
     @contextlib.contextmanager
     def pipelines(self, subject: Mapping[str, str]) -> Iterator[None]:
         """Tells pvrd that pipelines are being made, which may take longer than a slice."""
+        MEANWHILE.run()
         self._send({"t": "busy", **subject, "on": True})
         yield
         self._send({"t": "busy", **subject, "on": False})

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Submissions that wait for their place in a compositor's refresh (rhythm.py), and tokens in parts
 that are short enough to find one. Where there is room for several of them they go together: between
-submissions a device has nothing to do, and the first one after that takes longer."""
+submissions a device has nothing to do, and the first one after that takes longer. What the host has
+to do beside (engine/meanwhile.py) it does while the device works, or while it waits itself."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.backends.base import RunStats
+from engine.meanwhile import MEANWHILE
 from engine.pace import ASIDE, LIMIT, TURN
+from pvrd.workers.arrivals import Arrivals
 from pvrd.workers.canary import Canary
 from pvrd.workers.rhythm import Rhythm
 
@@ -23,9 +26,10 @@ T = TypeVar("T")
 CUTS = ("ahead", "decode")  # sequences that are cut into parts, each a token
 PART_S, MOST_PARTS = 0.6e-3, 16  # alone a part costs a tenth of a millisecond beside its work
 TOGETHER_S = 10e-3  # that parts may take which go together, all that a refresh may have free
-STREAMS_S = 4e-3  # the same where there are streams: their frames wait for the end
+STREAMS_S = 4e-3  # the same where a stream's frame may come, since it waits for the end
 NEARLY = 1.3  # times too many or too few parts are as good
 APART_S = 0.02  # what a slice of several tokens in parts may take, without its waits
+HOST = 0.5  # of a submission's time: where the host worked so long meanwhile it tells nothing
 WHOLE = 16  # slices of one token, of which one is whole: samples of it are still computed again
 
 
@@ -36,6 +40,7 @@ class Gate:
         self.rhythm = rhythm
         self._canary = canary
         self.waited = 0.0  # seconds, of all
+        self.arrivals = Arrivals()
 
     def run(self, kind: Hashable, submit: Callable[[], T]) -> tuple[T, float]:
         """Submits when that disturbs nobody: what comes of it, and the seconds that it took."""
@@ -46,19 +51,22 @@ class Gate:
     def wait(self, need: float) -> None:
         """Until the turn of a submission that takes `need` seconds alone."""
         began = time.monotonic()
-        while (pause := self.rhythm.wait(time.monotonic(), need)) > 0:
-            time.sleep(pause)
+        while (pause := self.rhythm.wait(now := time.monotonic(), need)) > 0:
+            if MEANWHILE:
+                MEANWHILE.run()
+                pause -= time.monotonic() - now
+            time.sleep(max(0.0, pause))
         TURN.seconds += (waited := time.monotonic() - began)
         self.waited += waited
 
     def pass_through(self, kind: Hashable, submit: Callable[[], T]) -> tuple[T, float]:
-        """As run, at once. A submission of which a part was computed again meanwhile tells nothing
-        of what such submissions take.
+        """As run, at once. A submission of which a part was computed again meanwhile, or beside
+        which the host worked for long, tells nothing of what such submissions take.
         """
-        began, aside = time.monotonic(), ASIDE.seconds
+        began, aside, host = time.monotonic(), ASIDE.seconds, MEANWHILE.seconds
         result = submit()
         ended = time.monotonic()
-        if ASIDE.seconds == aside:
+        if ASIDE.seconds == aside and MEANWHILE.seconds - host <= HOST * (ended - began):
             self._canary.slice(kind, ended - began)
             self.rhythm.took(kind, began, ended)
         return result, ended - began
@@ -114,9 +122,11 @@ class Cut:
 
     def _longest(self, kind: Sequence[Hashable], runs: Sequence[Run]) -> Run:
         """The longest of these that there is room for now."""
-        rhythm = self._gate.rhythm
-        most = min(TOGETHER_S, STREAMS_S) if LIMIT.streams else TOGETHER_S
-        room = min(rhythm.room(time.monotonic()), most)
+        rhythm, now = self._gate.rhythm, time.monotonic()
+        most = TOGETHER_S
+        if LIMIT.streams:
+            most = min(most, max(STREAMS_S, self._gate.arrivals.calm(now)))
+        room = min(rhythm.room(now), most)
         best, takes, parts = runs[0], 0.0, 0
         for run in runs:
             # What is not known takes no longer than what is known of it and the rest one by one.

@@ -134,6 +134,15 @@ class Rhythm:
                 self._since, self._aimed = None, False
         return pause
 
+    def ahead(self, now: float, need: float) -> float:
+        """About how long a submission that takes `need` would wait now."""
+        if self.start is None:
+            return 0.0
+        at, free = (now - self.start) % self.period, self.busy + MARGIN_S[1]
+        if at < free:
+            return free - at
+        return 0.0 if at + need < self.period - MARGIN_S[0] else self.period + free - at
+
     def _pause(self, now: float, need: float) -> float:
         """As wait, however long it waits already."""
         if self.start is None:

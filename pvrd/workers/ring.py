@@ -12,6 +12,8 @@ from engine.errors import InvalidArgument
 from engine.video.frames import Bytes
 from engine.video.upscale import Planes
 
+AMPLE, SPARE_S = 3.0, 3e-3  # times what work takes, and seconds, that have to be left for it
+
 
 def map_ring(fd: int, nbytes: int) -> mmap.mmap:
     """The frame ring; `fd` stays the caller's.
@@ -40,13 +42,28 @@ class Leased(Planes):
 
     pvrd gives the frame to another worker then. One that was stuck meanwhile should not write when
     it wakes up: the slot may hold the next frame. So a device that knows the ring (`direct`) brings
-    results there in a submission that does nothing else, after a look at the clock; and pvrd lets a
-    slot's next frame wait for the word about its last one while there is time.
+    results there after a look at the clock: in a submission that does nothing else, or in that of
+    the work where there is far more time than it takes (`lend`); and pvrd lets a slot's next frame
+    wait for the word about its last one while there is time.
     """
 
     def __init__(self, planes: Planes, until: int, direct: bool = False) -> None:
         self.__dict__.update(planes.__dict__)
         self._until, self.claims = until, direct
+        self._work_s = 0.0
+
+    def lend(self, wait_s: float, work_s: float) -> None:
+        """The next slice waits for its turn and then works for about so long, 0 where nobody knows:
+        may results come with it?
+        """
+        left_s = (self._until - time.monotonic_ns()) / 1e9
+        self.lasts = work_s > 0 and left_s > wait_s + AMPLE * work_s + SPARE_S
+        self._work_s = work_s
+
+    def still(self) -> None:
+        """Raises Expired: the work would not be done before the lease is over."""
+        if time.monotonic_ns() + 1e9 * self._work_s >= self._until:
+            raise Expired
 
     def place(self, plane: int, begin: int, end: int) -> Bytes | None:
         """Rows for a moment, where the device brings results. Raises Expired."""

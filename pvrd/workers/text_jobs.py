@@ -46,10 +46,12 @@ class TextTask:
         company: Company,
         room: Room,
         carried: int = -1,
+        soon: Send | None = None,
     ) -> None:
         """Reads the journal; `fd` stays the caller's, and so does `carried`: what another worker
         computed of this job (engine/text/carry.py). `company` knows whose tokens can come of the
-        same slice, `room` how to find memory.
+        same slice, `room` how to find memory. `soon` sends what may wait for the next slice to
+        begin, and `send` nothing before that.
 
         Raises:
             InvalidArgument: a damaged journal.
@@ -67,7 +69,7 @@ class TextTask:
         self.beside: list[TextTask] = []  # whom the last slice was for
         self._context = int(settings.get("context") or 0)
         self._kv = "q8" if settings.get("kv") == "q8" else "f16"
-        self._send = send
+        self._send, self._soon = send, soon or send
         self._sent = self._acked = len(self._delivered)
         self._generation: Generation | None = None
         self._models = models
@@ -89,6 +91,11 @@ class TextTask:
     def ready(self) -> bool:
         """It is its turn in the session, and pvrd keeps up."""
         return self.session.jobs[0] is self and self._sent - self._acked < protocol.MAX_AHEAD
+
+    @property
+    def brisk(self) -> bool:
+        """Does its next slice go to the device at once?"""
+        return self.next_id() is not None
 
     def ack(self, n: int) -> None:
         """pvrd has forwarded the first n tokens."""
@@ -225,7 +232,7 @@ class TextTask:
             told = {**request.message(event), "job": self.job}
             if isinstance(event, End):
                 told["stats"] = {**event.stats, **self.spans.sums()}
-            self._send(told)
+            (self._soon if isinstance(event, Token) else self._send)(told)
             if isinstance(event, Token):
                 self._sent = event.n + 1
                 self.spans.take()
@@ -253,10 +260,12 @@ def _together(tasks: Sequence[TextTask], batch: Batch) -> None:
 class TextJobs:
     """All text sessions and jobs of the worker."""
 
-    def __init__(self, models: Models, scheduler: Scheduler, send: Send) -> None:
+    def __init__(
+        self, models: Models, scheduler: Scheduler, send: Send, soon: Send | None = None
+    ) -> None:
         self._models = models
         self._scheduler = scheduler
-        self._send = send
+        self._send, self._soon = send, soon
         self._sessions: dict[str, Session] = {}
         self._tasks: dict[str, TextTask] = {}
         self._batches = Batches()
@@ -272,8 +281,9 @@ class TextJobs:
             raise InvalidArgument(f"There is a job {job} already.")
         session = self._sessions.get(name) or Session(self._models, self._batches)
         task = TextTask(
-            self._models, session, message, fd, self._send, self._company, self.roomy, carried
-        )
+            self._models, session, message, fd, self._send, self._company, self.roomy, carried,
+            self._soon,
+        )  # fmt: skip
         self._sessions[name] = session
         session.jobs.append(task)
         self._tasks[job] = task

@@ -22,6 +22,7 @@ from engine.backends.base import (
     RunStats,
     WeightSet,
 )
+from engine.meanwhile import MEANWHILE
 from engine.pace import ASIDE
 from engine.program import Program
 from pvrd.workers.canary import Canary
@@ -142,6 +143,7 @@ class Metered:
         return getattr(self._inner, name)
 
     def executable(self, program: Program, weights: WeightSet, lent: Lent = NOTHING) -> Executable:
+        MEANWHILE.run()  # recording takes long
         inner = {name: (e._inner, buffer) for name, (e, buffer) in lent.items()}
         made = self._inner.executable(program, weights, inner)
         return MeteredExecutable(made, self.meter, program, id(weights))
@@ -209,7 +211,8 @@ class MeteredExecutable:
             meter.pieces = max(1, self._cut.pieces)
             took = stats.wall_s
         else:
-            kind = (self._weights, sequences, *self._size)
+            # What is brought with it makes it another kind.
+            kind = (self._weights, sequences, *self._size, len(more.get("into", ())))
             aside = ASIDE.seconds
             stats, took = meter.gate.run(kind, lambda: self._inner.run(*sequences, **more))
             if ASIDE.seconds > aside:  # a part of it was computed again: that is the host's time

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from engine.backends.crosscheck import Suspect
 from engine.errors import DeviceLost, InvalidArgument, PvrError
-from engine.pace import ASIDE, LIMIT, clock
+from engine.pace import ASIDE, LIMIT, clock, device_clock
 from engine.video.chain import Enlarger, Plain, check_size, choose
 from engine.video.frames import FrameFormat, planes_of, views
 from engine.video.upscale import as_planes
@@ -35,6 +35,7 @@ MAP_CHARS = 3000  # fits a line of a progress pipe
 QUICK_S = 5e-9  # that plain interpolation takes for a pixel, until it was measured
 
 Send = Callable[[Mapping[str, Any]], None]
+Later = Callable[["VideoTask", Callable[[], None]], None]
 
 
 def tile_map(made_by: npt.NDArray[np.uint8], size: tuple[float, float]) -> str:
@@ -61,6 +62,7 @@ class Level:
     pipeline: Enlarger | Plain | None = None
     why: str = ""
     slice_s: float = 0.0  # the longest of late
+    work_s: float = 0.0  # the same without waits for a turn on the device
 
 
 @dataclass(eq=False)
@@ -76,6 +78,7 @@ class Frame:
     came: float = 0.0  # CLOCK_MONOTONIC seconds
     issued: float = 0.0  # by pvrd
     begun: bool = False
+    leased: Leased | None = None  # where its rows go, while it is lent
     plain: bool = False  # finished by plain interpolation
     seconds: float = 0.0  # spent on it so far
 
@@ -83,8 +86,16 @@ class Frame:
 class VideoTask:
     """One video session and the frames that wait in it, done in the order of arrival."""
 
-    def __init__(self, models: Models, message: Mapping[str, Any], fd: int, send: Send) -> None:
+    def __init__(
+        self,
+        models: Models,
+        message: Mapping[str, Any],
+        fd: int,
+        send: Send,
+        later: Later | None = None,
+    ) -> None:
         """Maps the ring (`fd` stays the caller's), makes the pipeline and says `video.ready`.
+        `later`: does the end of a frame for it, while the device works on something else.
 
         Raises:
             InvalidArgument: ring, layout and format do not fit each other or the model.
@@ -96,7 +107,8 @@ class VideoTask:
         self.spans = Spans(models.meter)
         self._free = 0.0  # since when no frame was in work
         self._models = models
-        self._send = send
+        self._send, self._later = send, later
+        self._gate = models.meter.gate
         self._frames: deque[Frame] = deque()
         fmt = self._format = FrameFormat.from_json(message["format"])
         layout, out = message["layout"], message["out"]
@@ -134,6 +146,7 @@ class VideoTask:
         self._tell_ready(takes)
         self._streams = 1
         LIMIT.streams += 1
+        self._gate.arrivals.opened(self)
 
     def _open(self, level: Level, measure: bool) -> float | None:
         """Makes a level's pipeline; seconds of a frame, by a trial. What cannot be made is left
@@ -220,6 +233,7 @@ class VideoTask:
         frame.issued = int(message.get("issued_ns") or 0) / 1e9 or frame.came
         frame.fresh, frame.lease = bool(message.get("fresh")), int(message.get("lease_ns") or 0)
         self._frames.append(frame)
+        self._gate.arrivals.came(self, frame.came)
 
     def _expire(self) -> None:
         """Frames whose lease ended before their turn came are given up, and pvrd hears it."""
@@ -273,40 +287,71 @@ class VideoTask:
             done, self._quick_s = True, clock() - began
             level.slice_s *= 0.9  # or one long slice would be the last one ever
         else:
+            if frame.leased is not None:
+                wait_s = self._gate.rhythm.ahead(time.monotonic(), level.work_s)
+                frame.leased.lend(wait_s, level.work_s)
+            work = device_clock()
             try:
                 done = pipeline.step()
             except Expired:
                 return self._give_up(frame)
             # A slice takes about as long as the longest of late.
             level.slice_s = max(clock() - began, 0.9 * level.slice_s)
+            level.work_s = max(device_clock() - work, 0.9 * level.work_s)
         frame.seconds += clock() - began
         if done:
-            self._frames.remove(frame)
-            self._done(frame)
+            self._end(frame)
         return True
+
+    def _end(self, frame: Frame) -> None:
+        """All slices of a frame are done; what the host has to do besides may come later."""
+        self._frames.remove(frame)
+        times = self.spans.take(max(0.0, self._free - frame.came))
+        self._free = time.monotonic()
+        if self._later is not None and self._pipeline(frame).unsettled:
+            self._later(self, lambda: self._settle(frame, times))
+        else:
+            self._done(frame, times)
+
+    def _settle(self, frame: Frame, times: Mapping[str, float]) -> None:
+        """The rest of a frame that was left for later."""
+        began = clock()
+        try:
+            self._pipeline(frame).settle()
+        except Expired:
+            self._given_up(frame)
+            return
+        frame.seconds += clock() - began
+        self._done(frame, times)
 
     def _begin(self, frame: Frame, pipeline: Enlarger | Plain) -> None:
         if frame.fresh or frame.level != self._last:
             pipeline.forget()  # where its last frame's result was may be another's now
         self._last = frame.level
         frame.begun = True
+        pipeline.later = self._later is not None
         source, target = self._slots[frame.slot]
         if not frame.lease:
             pipeline.begin(source, target)
             return
         out = self._out_format
         planes = as_planes(target, out.planes(), out.sample_bytes)
-        pipeline.begin(source, Leased(planes, frame.lease, self._adopted is not None))
+        frame.leased = Leased(planes, frame.lease, self._adopted is not None)
+        pipeline.begin(source, frame.leased)
 
     def _give_up(self, frame: Frame) -> bool:
         """Another worker does it now."""
+        self._frames.remove(frame)
+        self.spans.take()
+        self._free = time.monotonic()
+        self._given_up(frame)
+        return True
+
+    def _given_up(self, frame: Frame) -> None:
         pipeline = self._pipeline(frame)
         part = pipeline.part if frame.begun else 0.0
         if frame.begun:
             pipeline.forget()
-        self._frames.remove(frame)
-        self.spans.take()
-        self._free = time.monotonic()
         self._send(
             {
                 "t": "frame.done", "session": self.session, "seq": frame.seq, "slot": frame.slot,
@@ -314,7 +359,6 @@ class VideoTask:
                 "ms": round(frame.seconds * 1000, 3), **self._aside(frame),
             }
         )  # fmt: skip
-        return True
 
     def _aside(self, frame: Frame) -> dict[str, float]:
         """What was computed again while it was here, its own slices and others'."""
@@ -326,7 +370,7 @@ class VideoTask:
         left_s = (deadline - time.monotonic_ns()) / 1e9
         return left_s < level.slice_s + self._quick_s
 
-    def _done(self, frame: Frame) -> None:
+    def _done(self, frame: Frame, times: Mapping[str, float]) -> None:
         pipeline = self._pipeline(frame)
         message: dict[str, Any] = {
             "t": "frame.done",
@@ -340,10 +384,9 @@ class VideoTask:
             "tiles_fallback": pipeline.tiles_fallback,
             "tiles_reused": pipeline.tiles_reused,
             "tiles_cpu": pipeline.tiles_cpu,
-            "times": self.spans.take(max(0.0, self._free - frame.came)),
+            "times": times,
             **self._aside(frame),
         }
-        self._free = time.monotonic()
         if self._mapped:
             message["map"] = tile_map(pipeline.made_by, pipeline.tile_size)
         self._send(message)
@@ -351,6 +394,7 @@ class VideoTask:
     def close(self) -> None:
         LIMIT.streams -= self._streams
         self._streams = 0
+        self._gate.arrivals.closed(self)
         self._frames.clear()
         self._slots.clear()  # the ring is unmapped with the last view of it
         for level in self._levels:

@@ -241,3 +241,15 @@ def test_without_a_compositor_nothing_waits() -> None:
     rhythm.pace(0.0)
     assert (first, rhythm.on) == (True, False)
     assert rhythm.wait(5.0, 1e-3) == 0.0
+
+
+def test_how_long_a_wait_would_be_is_told_without_one() -> None:
+    rhythm = Rhythm()
+    assert rhythm.ahead(0.0, 1e-3) == 0.0
+    rhythm.pace(100.0)
+    assert rhythm.ahead(0.0, 1e-3) == 0.0
+    rhythm.start, rhythm.busy = 1.0, 4e-3
+    assert rhythm.ahead(1.031, 1e-3) == pytest.approx(3e-3 + MARGIN_S[1])
+    assert rhythm.ahead(1.035, 1e-3) == 0.0
+    assert rhythm.ahead(1.035, 8e-3) == pytest.approx(9e-3 + MARGIN_S[1])
+    assert rhythm.start == 1.0

@@ -146,6 +146,26 @@ def test_nothing_is_put_where_a_lease_is_over() -> None:
     assert plane.sum() == 16
 
 
+def test_results_come_with_the_work_where_there_is_far_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0]
+    monkeypatch.setattr("pvrd.workers.ring.time.monotonic_ns", lambda: now[0])
+    planes = Planes([np.zeros((4, 64), np.uint8)], [8])
+    lent = Leased(planes, 20_000_000, direct=True)
+    assert lent.claims
+    found = []
+    for wait_s, work_s in ((0.0, 0.0), (0.0, 2e-3), (8e-3, 2e-3), (12e-3, 2e-3), (0.0, 6e-3)):
+        lent.lend(wait_s, work_s)
+        found.append(lent.lasts)
+    assert found == [False, True, True, False, False]
+    lent.lend(0.0, 2e-3)
+    lent.still()
+    now[0] = 18_000_001  # the wait was longer than was thought
+    with pytest.raises(Expired):
+        lent.still()
+
+
 def test_text_goes_on_beside_video_with_deadlines(worker: Peer, ring: Ring, tiny: Path) -> None:
     worker.load(tiny, key="t")
     worker.send("video.open", [ring.fd], **ring.message())

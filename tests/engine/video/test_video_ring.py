@@ -68,7 +68,7 @@ def picture(seed: int) -> list[Bytes]:
     return planes
 
 
-def run(pipeline: VideoPipeline, src: list[Bytes], dst: list[Bytes]) -> None:
+def run(pipeline: VideoPipeline, src: list[Bytes], dst: list[Bytes] | Planes) -> None:
     pipeline.begin(src, dst)
     while not pipeline.step():
         pass
@@ -247,5 +247,83 @@ def test_a_lent_frame_is_brought_alone_after_a_look_at_the_clock(
     else:
         assert same(dst, want)
         assert not put
+    pipeline.close()
+    adopted.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("over", [False, True])
+def test_where_there_is_time_a_lent_frame_comes_with_the_work(
+    far: Any, far_model: VideoModel, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    ring = Ring(1)
+    adopted = far.adopt(ring.memory)
+    pipeline = VideoPipeline(far, far_model, FORMAT)
+    src, dst = ring.slots[0]
+    want = result(pipeline, src, dst)
+    lent = Claimed(dst, [p.width for p in FORMAT.scaled(2).planes()])
+    lent.looked, lent.lasts, begin = [], True, far.counters()
+    submissions, asked = counted(far, monkeypatch), []
+
+    def still() -> None:
+        asked.append(len(submissions))
+        if over:
+            raise RuntimeError("over")
+
+    monkeypatch.setattr(lent, "still", still)
+    if over:
+        with pytest.raises(RuntimeError, match="over"):
+            run(pipeline, src, lent)
+        pipeline.abandon()
+        assert not dst[0].any()
+    else:
+        run(pipeline, src, lent)
+        assert same(dst, want)
+        assert len(submissions) == pipeline.slices
+        assert far.counters()["copies"] == begin["copies"]
+    # Right before the submission that may write there, each time.
+    assert set(asked) <= set(range(pipeline.slices))
+    assert asked
+    run(pipeline, src, dst)
+    assert same(dst, want)
+    pipeline.close()
+    adopted.close()
+
+
+@pytest.mark.gpu
+def test_the_hosts_part_of_a_frame_may_come_later(
+    far: Any, far_model: VideoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = Ring(1)
+    adopted = far.adopt(ring.memory)
+    pipeline = VideoPipeline(far, far_model, FORMAT, unchanged="exact")
+    src, dst = ring.slots[0]
+    want = result(pipeline, src, dst)
+    pipeline.later, looked, held = True, [], plain.implausible
+    monkeypatch.setattr(plain, "implausible", lambda *g: (looked.append(1), held(*g))[1])
+    pipeline.abandon()
+    pipeline.abandon()
+    run(pipeline, src, dst)
+    assert pipeline.unsettled
+    assert pipeline.step()  # again and again
+    assert len(looked) == pipeline.tiling.bands - 1
+    submissions = counted(far, monkeypatch)
+    pipeline.settle()
+    pipeline.settle()
+    assert len(looked) == pipeline.tiling.bands
+    assert not submissions
+    assert same(dst, want)
+    assert (pipeline.tiles, pipeline.tiles_fallback) == (pipeline.tiling.tiles, 0)
+    run(pipeline, src, dst)  # what lies there is kept
+    pipeline.settle()
+    assert pipeline.tiles_reused == pipeline.tiling.tiles
+    src[0][:] ^= 1
+    run(pipeline, src, dst)
+    pipeline.abandon()
+    pipeline.abandon()  # nothing of it is kept
+    assert not pipeline.unsettled
+    run(pipeline, src, dst)
+    pipeline.settle()
+    assert pipeline.tiles_reused == 0
     pipeline.close()
     adopted.close()
