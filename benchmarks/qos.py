@@ -2,7 +2,7 @@
 """What others lose beside pvrd, and what pvrd gets done beside them.
 
     python -m benchmarks.qos [--quick] [--json] [--parts gpu,weston,days,control] [--cases CASE,…]
-        [--frames N] [--software] [--shape NAME] [--layers N] [--video WxH] [--fps F]
+        [--frames N] [--seconds S] [--software] [--shape NAME] [--layers N] [--video WxH] [--fps F]
         [--config KEY=VALUE …]
 
 gpu      a compositor of the benchmark's own on a real GPU, alone, beside pvrd and beside llama.cpp
@@ -16,11 +16,17 @@ days     the governor on recorded days against static policies and its bounds, b
 On an H200, where a command has ten minutes, in two commands (PVRD_LLAMA_VULKAN: the folder of a
 llama-bench with Vulkan; dbus-daemon is needed; nothing is fetched):
 
-    python -m benchmarks.qos --parts gpu --cases pvrd                                  8.5 minutes
-    python -m benchmarks.qos --parts gpu --cases blind,wallpaper,llama --frames 6000   9 minutes
+    python -m benchmarks.qos --parts gpu --cases pvrd --seconds 560                    8.5 minutes
+    python -m benchmarks.qos --parts gpu --cases wallpaper,llama --frames 6000 --seconds 560
+                                                                                         7 minutes
 
-Of these 2 x 167 s and 2 x 100 + 2 x 67 s are frames; 15 s a run the model's file, 90 s its first
-token (weights are packed, kernels tried and timed; 7 and 46 s were measured for half the layers).
+The first: 10,000 frames alone and 10,000 beside pvrd are 167 s each; 30 s the compositor's start
+and the model's file, 130 s pvrd's first token (weights are packed, kernels tried and timed), 23 s
+of text without a compositor among them. The second: 6,000 frames alone (100 s and 30), 2,000 of the
+wallpaper alone and 2,000 beside pvrd (67 s and 50), 6,000 beside llama.cpp (100 s and 60). With
+`blind`, 66 s, the first has no time to spare. --seconds bounds all of it: where that is too little
+each case that is left has as much less of its frames, and one that hangs ends
+(benchmarks/qos_time).
 
 Targets stand as peers named `target`: a ratio of 1 or more meets them.
 """
@@ -88,6 +94,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--cases", default="pvrd,blind,wallpaper,llama", help="of the part gpu (benchmarks/qos_gpu)"
     )
     parser.add_argument("--frames", type=int, help=f"of the compositor ({FRAMES})")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="of the part gpu at most (0: any)"
+    )
     parser.add_argument("--software", action="store_true", help="a GPU in software will do")
     parser.add_argument("--shape", help="of the model (llama3-8b), see tools/random_gguf")
     parser.add_argument("--layers", type=int, default=0, help="fewer layers than the shape's")

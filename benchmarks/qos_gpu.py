@@ -7,7 +7,8 @@ Each run draws the frames of benchmarks/qos_compositor with nobody else first (6
 pvrd       beside pvrd that writes with a model of an 8B model's shape and enlarges a 1920x1080
            stream to 4K, each frame due when the next one comes
 blind      the same without reports of the compositor's misses: pvrd has its canary alone
-wallpaper  B5: a wallpaper that takes 65 % of the device, beside the video alone
+wallpaper  B5: a wallpaper that takes 65 % of the device, beside the video alone; a stream of 30
+           frames/s, of which 25 have to come in time
 llama      beside llama.cpp's llama-bench by Vulkan that decodes with the same file; needs
            PVRD_LLAMA_VULKAN, its folder
 
@@ -43,6 +44,7 @@ from benchmarks.qos_programs import (
     pvrd,
     say,
 )  # fmt: skip
+from benchmarks.qos_time import Time
 from benchmarks.qos_weston import TOOLS
 from pvrd.client import Client
 from pvrd.errors import PvrdError
@@ -50,13 +52,11 @@ from pvrd.errors import PvrdError
 PERIOD_MS = 1000.0 / HZ
 BUDGET_MS = 6.0
 WALLPAPER = 0.65  # of the device's time
-WALLPAPER_FPS = 25.0
+WALLPAPER_FPS, OFFERED_FPS = 25.0, 30.0  # that are claimed, and that there are
 TARGET = 1.10  # of the p99 alone
 HALF = 0.5  # of the tokens alone
 CASES = ("pvrd", "blind", "wallpaper", "llama")
 SETTLE = int(3 * HZ)  # frames until the governor has seen the compositor
-SHORTER = 3  # times, are the frames of `blind` and `wallpaper`
-LEAST_FRAMES = 60
 
 
 @dataclass
@@ -78,6 +78,17 @@ class Beside:
         return max(0.0, 100 * (self.video.get("in_time", 0) - less)) / max(
             1, self.video.get("sent", 0)
         )
+
+
+def shares(beside: float, alone: float, both: float) -> str:
+    """Of tokens/s beside a compositor: the parts of what text has without one, alone and beside the
+    same stream.
+    """
+    return (
+        f"{beside / alone if alone else 0.0:.2f} of what it has alone ({alone:.1f} tokens/s;"
+        f" {HALF:.2f} is the aim), {beside / both if both else 0.0:.2f} of what it has beside the"
+        f" stream without a compositor ({both:.1f})"
+    )
 
 
 def stretch(text: Job | None, video: Job | None) -> Beside:
@@ -110,13 +121,14 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args, self.folder = args, folder
-        self.fewer = max(LEAST_FRAMES, args.frames // SHORTER)
+        self.time = Time(args.seconds, args.cases.split(","), args.frames, HZ)
         self.video = ["video", "--size", args.video, "--model", args.tier]
         self.beside: Frames | None = None  # of the case pvrd
 
     def alone(self) -> Iterator[common.Row]:
         """Nobody but the compositor."""
-        with compositor(self.args, BUDGET_MS) as work:
+        count = self.time.frames("alone")
+        with compositor(self.args, BUDGET_MS, frames=count) as work:
             self.lone = alone = work.frames()
         say(f"compositor: {alone.device}, {alone.layers} layers, alone p99 {alone.p99:.2f} ms")
         yield common.row("alone frame p50", "ms", alone.p50, BUDGET_MS, "the budget")
@@ -148,13 +160,16 @@ class Bench:
             both = stretch(text, video)
             say(f"text and video: {both.tokens_s:.1f} tokens/s, {both.video}")
             if "pvrd" in cases:
-                with compositor(args, BUDGET_MS, layers, settle=SETTLE) as work:
+                count = self.time.frames("pvrd", begun=True)
+                with compositor(args, BUDGET_MS, layers, count, SETTLE) as work:
                     frames, got = measured(work, agent, text, video)
                 say(f"beside the compositor: {got.tokens_s:.1f} tokens/s, {got.video}")
+                say(f"text: {shares(got.tokens_s, only.tokens_s, both.tokens_s)}")
                 self.beside = frames
                 yield from self._pvrd_rows(frames, got, only, both)
             if "blind" in cases:
-                with compositor(args, BUDGET_MS, layers, self.fewer, SETTLE) as work:
+                count = self.time.frames("blind")
+                with compositor(args, BUDGET_MS, layers, count, SETTLE) as work:
                     frames, got = measured(work, None, text, video)
                 say(f"without reports: {got.tokens_s:.1f} tokens/s, {got.video}")
                 yield from _rows_of("pvrd without reports", frames, self.lone, "alone")
@@ -169,7 +184,8 @@ class Bench:
         alone = self.lone
         yield from _rows_of("pvrd", frames, alone, "alone")
         yield common.row("pvrd frame p99", "ms", frames.p99, TARGET * alone.p99, "target")
-        yield common.row("pvrd text", "tokens/s", got.tokens_s, HALF * only.tokens_s, "target")
+        half = HALF * only.tokens_s
+        yield common.row("pvrd text", "tokens/s", got.tokens_s, half, "target")
         yield common.row("pvrd text", "tokens/s", got.tokens_s, only.tokens_s, "lone")
         yield common.row("pvrd text", "tokens/s", got.tokens_s, both.tokens_s, "lone with video")
         yield common.row("pvrd video in time", "%", got.in_time, both.in_time, "no compositor")
@@ -178,13 +194,14 @@ class Bench:
     def wallpaper(self) -> Iterator[common.Row]:
         """B5; the wallpaper alone first."""
         args, budget = self.args, WALLPAPER * PERIOD_MS
-        with compositor(args, budget, 0, self.fewer) as work:
+        count = self.time.frames("wallpaper")
+        with compositor(args, budget, 0, count) as work:
             alone = work.frames()
         with contextlib.ExitStack() as stack:
             env = stack.enter_context(pvrd(args, self.folder / "wall", self.file.parent))
             agent = stack.enter_context(Client(env["PVRD_BUS"]))
-            video = stack.enter_context(job([*self.video, "--fps", str(WALLPAPER_FPS)], env))
-            with compositor(args, budget, alone.layers, self.fewer, SETTLE) as work:
+            video = stack.enter_context(job([*self.video, "--fps", str(OFFERED_FPS)], env))
+            with compositor(args, budget, alone.layers, count, SETTLE) as work:
                 frames, shown = measured(work, agent, None, video)
             say(f"beside the wallpaper: {shown.video}")
         rate = shown.video.get("in_time", 0) / shown.video["seconds"]
@@ -200,7 +217,9 @@ class Bench:
             raise SystemExit("the case llama needs PVRD_LLAMA_VULKAN")
         with (
             llama(self.args, self.file) as other,
-            compositor(self.args, BUDGET_MS, self.lone.layers) as work,
+            compositor(
+                self.args, BUDGET_MS, self.lone.layers, self.time.frames("llama", begun=True)
+            ) as work,
         ):
             begin = time.monotonic()
             lone = statistics.median(rate for _, rate in other.rates[:3])
@@ -250,10 +269,12 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[common.Row]:
     if strange := set(cases) - set(CASES):
         raise SystemExit(f"there is no case {sorted(strange)[0]}, but {', '.join(CASES)}")
     bench = Bench(args, folder)
-    yield from bench.alone()
+    within = bench.time.rows
+    yield from within("alone", bench.alone)()
     if {"pvrd", "blind"} & set(cases):
-        yield from tried(args, "pvrd", lambda: bench.pvrd(cases))
+        last = "blind" if "blind" in cases else "pvrd"
+        yield from tried(args, "pvrd", within(last, lambda: bench.pvrd(cases)))
     if "wallpaper" in cases:
-        yield from tried(args, "wallpaper", bench.wallpaper)
+        yield from tried(args, "wallpaper", within("wallpaper", bench.wallpaper))
     if "llama" in cases:
-        yield from tried(args, "llama", bench.llama)
+        yield from tried(args, "llama", within("llama", bench.llama))

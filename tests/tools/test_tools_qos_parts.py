@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import common, qos_compositor, qos_days, qos_gpu, qos_life, qos_power
+from benchmarks import common, qos_compositor, qos_days, qos_gpu, qos_life, qos_power, qos_time
 from benchmarks.qos_compositor import Beat, Scene, calibrate
 from benchmarks.qos_programs import Frames
 
@@ -81,6 +82,44 @@ def test_a_case_that_fails_leaves_the_others_their_rows() -> None:
     args = argparse.Namespace(failed=[])
     assert [row.name for row in qos_gpu.tried(args, "pvrd", rows)] == ["one"]
     assert args.failed == ["pvrd: it did not begin"]
+
+
+def test_a_run_has_as_many_frames_as_its_time_allows() -> None:
+    now = [0.0]
+    both = qos_time.Time(560.0, ["llama", "wallpaper"], 6000, 60.0, lambda: now[0])
+    assert both.frames("alone") == 6000
+    assert qos_time.Time(0.0, ["pvrd"], 600, 60.0).frames("wallpaper") == 200
+    now[0] = 300.0  # what came before took long: those after it bear it alike
+    left = 260.0 - qos_time.BESIDE_S["wallpaper"] - qos_time.BESIDE_S["llama"]
+    part = left / (6000 / 60 * (2 / 3 + 1))
+    assert both.frames("wallpaper") == int(6000 * part / 3)
+    now[0] += qos_time.BESIDE_S["wallpaper"] + 2 * 2000 * part / 60 + qos_time.BESIDE_S["llama"]
+    found = both.frames("llama", begun=True)
+    assert int(0.85 * 6000 * part) < found <= 6000 * part
+    now[0] = 559.0
+    with pytest.raises(SystemExit, match="no time"):
+        both.frames("llama", begun=True)
+
+
+def test_a_case_that_hangs_leaves_the_others_their_time() -> None:
+    time = qos_time.Time(qos_time.BESIDE_S["llama"] + 1.1, ["wallpaper", "llama"], 60, 60.0)
+
+    def rows() -> Iterator[common.Row]:
+        yield common.row("one", "ms", 1.0, 2.0, "peer")
+        signal.pause()
+
+    args = argparse.Namespace(failed=[])
+    found = qos_gpu.tried(args, "wallpaper", time.rows("wallpaper", rows))
+    assert [row.name for row in found] == ["one"]
+    assert args.failed == ["wallpaper: it took too long"]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert time.frames("llama", begun=True) == 60
+
+
+def test_text_is_told_against_both_that_it_has_without_a_compositor() -> None:
+    said = qos_gpu.shares(145.0, 290.0, 250.0)
+    assert said.startswith("0.50 of what it has alone (290.0 tokens/s; 0.50 is the aim), 0.58 of")
+    assert "0.00" in qos_gpu.shares(1.0, 0.0, 0.0)
 
 
 def test_a_case_that_there_is_not(tmp_path: Path) -> None:
