@@ -11,6 +11,7 @@ Pure: times are arguments, nothing is measured or waited for here. In this order
    demand up to it: the work left of those that were let in before, the shares of all others, and
    one slice that cannot be interrupted. A deadline that cannot be met is no deadline, so it makes
    no other late; but where a cheap end (`rescue_s`) can be had in time, its last moment counts.
+   Of several at about one time there may be time for the first alone: each is that in turn.
    What takes longer than was thought is given up before one that was met the last time is late;
 3. the highest level: priorities 12-15, 8-11, 4-7, 0-3. Within a level time is shared by weight,
    1 + priority % 4, by stride scheduling (Waldspurger and Weihl 1995): what was idle starts level
@@ -89,6 +90,8 @@ class _Entry:
     rescued: bool = False  # its work was ended cheaply, or is to be
     proven: bool = False  # its last deadline was met
     rescue: float = 0.0
+    leads: float = -1.0  # when its cheap end was last the first of its time
+    led: float = -1.0  # the same before the present deadline
     spent: float = 0.0  # on the present deadline's work
     total: float = 0.0  # what such work was seen to take
     slice: float = 0.0  # the longest of late
@@ -117,7 +120,7 @@ class _Entry:
                 self.total *= _HOPE
             else:
                 self.total = max(self.spent, _FADE * self.total)
-        self.deadline, self.spent = deadline, 0.0
+        self.deadline, self.spent, self.led = deadline, 0.0, self.leads
         self.let_in = self.cheap = self.rescued = False
 
 
@@ -139,6 +142,7 @@ class Scheduler:
         self._accounts: dict[Hashable, _Account] = {}
         self._aged, self._others = _Account(AGED), _Account(OTHERS)
         self._clock = [0.0] * (level(MAX_PRIORITY) + 1)  # of each level: where it stands
+        self._led = 0.0  # the last deadline whose cheap end was the first of its time
         self._block = 0.0  # the longest slice of late: nothing interrupts it
         self._turn: _Turn | None = None
 
@@ -190,6 +194,8 @@ class Scheduler:
         entry = turn.entry
         if entry.cheap and entry in urgent:
             entry.rescued = True
+            if abs(entry.by - self._led) >= entry.rescue:
+                self._led, entry.leads = entry.by, now
         if turn.fair:
             least = min(e.passed for e in there if e.level == entry.level)
             self._clock[entry.level] = max(self._clock[entry.level], least)
@@ -272,10 +278,24 @@ class Scheduler:
         for entry in sorted(dated, key=lambda e: (-e.level, e.by)):
             if not entry.let_in:
                 self._let_in(entry, dated, accounts, now)
-        # A cheap end is no matter before its last moment.
-        return [
-            e for e in dated if e.let_in and not (e.cheap and now + e.work + self._block < e.by)
-        ]
+        urgent: list[_Entry] = []
+        for together in self._together([e for e in dated if e.let_in]):
+            # A cheap end is no matter before its last moment.
+            if any(not e.cheap or now + e.work + self._block >= e.by for e in together):
+                urgent += together
+        return urgent
+
+    def _together(self, dated: list[_Entry]) -> list[list[_Entry]]:
+        """What goes one by one; cheap ends of about one time go together, in turn."""
+        out: list[list[_Entry]] = []
+        for entry in dated:
+            first = out[-1][0] if out else None
+            cheap = first is not None and first.cheap and entry.cheap
+            if first is not None and cheap and entry.by - first.by < entry.rescue:
+                out[-1].append(entry)
+            else:
+                out.append([entry])
+        return [sorted(together, key=lambda e: e.led) for together in out]
 
     def _spare(self, dated: list[_Entry], accounts: list[_Account], now: float) -> None:
         """Gives up what is tried and takes longer than was thought, before what was met is late."""
