@@ -139,6 +139,14 @@ class Ways:
     paced: bool = True
 
 
+WAYS = {
+    "frames brought alone": Ways(joined=False),
+    "the host first": Ways(beside=False),
+    "frames at any time": Ways(paced=False),
+    "all of these": Ways(False, False, False),
+}
+
+
 class Host:
     """The worker's one thread."""
 
@@ -243,21 +251,32 @@ def run(
     return done / (device.now - LOCKED_S), frames
 
 
+def found(runs: int, seconds: float, stream: bool, ways: Ways) -> tuple[float, float]:
+    """Means of several runs: tokens a second, the compositor's p99 in ms."""
+    made = [
+        run(Device(HZ[s % 3], s, (0.0, 0.0, 0.1)[s // 3 % 3]), seconds, stream, ways)
+        for s in range(runs)
+    ]
+    rates = statistics.mean(rate for rate, _ in made)
+    return rates, statistics.mean(frames[len(frames) * 99 // 100] for _, frames in made)
+
+
 def rows(runs: int, seconds: float) -> Iterator[common.Row]:
-    """Text and the compositor's p99, against parts that go one by one and up to 4 ms."""
+    """Text and the compositor's p99: against parts that go one by one and up to 4 ms; with a stream
+    also against frames that are brought by themselves, the host's work before the next submission,
+    moments of frames that nobody knows, and all three.
+    """
     for stream in (False, True):
-        found = {}
-        for together in (paced.TOGETHER_S, paced.STREAMS_S, 0.0):
+        peers = {}
+        for together, name in ((paced.STREAMS_S, "up to 4 ms"), (0.0, "one by one")):
             with mock.patch.object(paced, "TOGETHER_S", together):
-                made = [
-                    run(Device(HZ[s % 3], s, (0.0, 0.0, 0.1)[s // 3 % 3]), seconds, stream)
-                    for s in range(runs)
-                ]
-            rates = statistics.mean(rate for rate, _ in made)
-            found[together] = rates, statistics.mean(f[len(f) * 99 // 100] for _, f in made)
-        (rate, p99), *others = found.values()
+                peers[name] = found(runs, seconds, stream, Ways())
+        if stream:
+            for name, ways in WAYS.items():
+                peers[name] = found(runs, seconds, stream, ways)
+        rate, p99 = found(runs, seconds, stream, Ways())
         beside = "with a stream" if stream else "text alone"
-        for peer, name in zip(others, ("up to 4 ms", "one by one"), strict=True):
+        for name, peer in peers.items():
             yield common.row(f"{beside}: text", "tokens/s", rate, peer[0], name)
             yield common.row(f"{beside}: frames' p99", "ms", p99, peer[1], name)
 

@@ -8,7 +8,8 @@ import statistics
 import pytest
 
 from benchmarks import qos_rhythm
-from benchmarks.qos_rhythm import FRAME_S, LOCKED_S, Device
+from benchmarks.qos_rhythm import FRAME_S, LOCKED_S, Device, Ways
+from engine.meanwhile import MEANWHILE
 from engine.pace import LIMIT
 from pvrd.workers import paced
 
@@ -40,3 +41,18 @@ def test_a_stream_takes_of_the_text_and_is_told_to_the_gate() -> None:
     beside, _ = qos_rhythm.run(Device(60.0, 1, 0.0), LOCKED_S + 3, True)
     assert 0.6 * rate < beside < rate
     assert LIMIT.streams == 0  # as it was
+
+
+def test_the_ways_of_a_streams_frames_are_more_text_and_disturb_no_more() -> None:
+    """The same seeds each time; each of the three ways alone is of use, too."""
+    before, *others = (
+        qos_rhythm.found(4, LOCKED_S + 8, True, ways)
+        for ways in (
+            Ways(False, False, False), Ways(True, False, False), Ways(False, True, False),
+            Ways(False, False, True), Ways(),
+        )
+    )  # fmt: skip
+    assert all(rate > before[0] for rate, _ in others)
+    assert others[-1][0] > 1.03 * before[0]
+    assert others[-1][1] < 1.05 * before[1]
+    assert not MEANWHILE

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from engine.backends.base import NOTHING, NOWHERE, Into, Lent, RunStats
+from engine.backends.crosscheck import CheckedBackend
 from engine.backends.null import NullBackend, NullExecutable
+from engine.backends.vulkan import VulkanBackend
 from engine.errors import DeviceLost
 from engine.meanwhile import MEANWHILE, Meanwhile
 from engine.pace import LIMIT
@@ -79,7 +81,7 @@ class Device(NullBackend):
 class Inside(Peer):
     """A worker in a thread of the test."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Any) -> None:
         self.sock, theirs = protocol.pair()
         self.sock.settimeout(WAIT_S)
         self.canary = []
@@ -164,6 +166,44 @@ def test_tokens_and_frames_are_told_while_the_device_works_on(
     inside.send("close", session="v")
     inside.text("2", "Hello", session="other", model="t", max_tokens=TOKENS)
     assert [token["id"] for token in inside.answer("2")[:-1]] == told
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lent", [False, True])
+def test_on_a_gpu_text_and_frames_are_the_same(
+    tiny: Path, ring: Ring, lent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle, settled = VideoTask._settle, []
+    monkeypatch.setattr(
+        VideoTask, "_settle", lambda *given: (settled.append(bool(works)), settle(*given))[1]
+    )
+    monkeypatch.setattr(LIMIT, "streams", 0)
+    works: list[bool] = []
+    with closing(VulkanBackend(True, force_staging=True, profile="")) as gpu, ExitStack() as stack:
+        checked = CheckedBackend(gpu, 0.0)
+        checked.info = replace(checked.info, software=False)  # the test's own threads stay
+        submit: Any = gpu._device.submit
+
+        def both(submission: Any) -> None:
+            submit(submission)
+            works.append(True)
+            MEANWHILE.run()
+            works.clear()
+
+        monkeypatch.setattr(gpu._device, "submit", both)
+        monkeypatch.setattr(gpu, "meanwhile", True, raising=False)
+        worker = Inside(checked)
+        stack.callback(worker.close)
+        worker.load(tiny, key="t")
+        worker.load(MODEL, kind="video")
+        worker.send("govern", slice_ms=2.0, group_scale=1.0, share=1.0, refresh_hz=60.0)
+        worker.send("video.open", [ring.fd], **ring.message(unchanged="off"))
+        worker.expect("video.ready")
+        told = text_and_frames(worker, ring, "1", time.monotonic_ns() + FAR if lent else 0)
+        assert len(settled) == FRAMES
+        worker.send("close", session="v")
+        worker.text("2", "Hello", session="other", model="t", max_tokens=TOKENS)
+        assert [token["id"] for token in worker.answer("2")[:-1]] == told
 
 
 def test_without_other_work_a_frame_is_told_at_once(inside: Inside, ring: Ring) -> None:
