@@ -24,17 +24,8 @@ from typing import Any, Self
 from pvrd import client_api as api
 from pvrd.activate import NAME, activate
 from pvrd.bus import BUS, BUS_PATH, BusAddress, BusError, Connection, Reply
-from pvrd.client_api import (
-    MANAGER,
-    OPTIONS,
-    PATH,
-    TEXT,
-    VIDEO,
-    NoDaemon,
-    T,
-    options,
-    translate,
-)
+from pvrd.client_api import MANAGER, PATH, TEXT, VIDEO, NoDaemon, T, translate
+from pvrd.client_options import OPTIONS, options
 from pvrd.client_stream import Progress, TextStream
 from pvrd.client_video import VideoSession
 from pvrd.errors import NoSuchSession, PvrdError, Timeout

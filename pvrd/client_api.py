@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both clients know of the daemon: its calls, their options and errors, and where it is.
+"""What both clients know of the daemon: its calls and their errors, and where it is.
 
 A Call describes one method, with its arguments and what its answer means; pvrd/client.py makes it
 and waits, pvrd/client_async.py awaits it. What a call does stands in docs/api.md and at the methods
@@ -8,7 +8,6 @@ of the clients.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from pvrd.activate import NAME
 from pvrd.bus import BUS, BUS_PATH, PROPERTIES, BusAddress, BusError, Connection, Reply
 from pvrd.bus_values import V, plain
+from pvrd.client_options import options
 from pvrd.client_stream import counted_rows, floats, vectors
 from pvrd.errors import (
     NAMES,
@@ -35,134 +35,12 @@ MANAGER = f"{NAME}.Manager"
 TEXT = f"{NAME}.TextSession"
 VIDEO = f"{NAME}.VideoSession"
 
-# The type of each option, over all methods.
-OPTIONS = {
-    "model": "s",
-    "device": "s",
-    "priority": "u",
-    "share": "u",
-    "context": "u",
-    "kv": "s",
-    "max_tokens": "u",
-    "temperature": "d",
-    "top_k": "u",
-    "top_p": "d",
-    "min_p": "d",
-    "seed": "t",
-    "stop": "as",
-    "top5": "b",
-    "logprobs": "u",
-    "repeat_penalty": "d",
-    "repeat_last_n": "u",
-    "frequency_penalty": "d",
-    "presence_penalty": "d",
-    "dry_multiplier": "d",
-    "dry_base": "d",
-    "dry_allowed_length": "u",
-    "mirostat": "u",
-    "mirostat_tau": "d",
-    "mirostat_eta": "d",
-    "logit_bias": "a{ud}",
-    "schema": "s",
-    "instruction": "s",
-    "pooling": "s",
-    "count_tokens": "b",
-    "question": "s",
-    "calibrate": "b",
-    "width": "u",
-    "height": "u",
-    "pixel": "s",
-    "depth": "u",
-    "siting": "s",
-    "full_range": "b",
-    "scale": "d",
-    "out_width": "u",
-    "out_height": "u",
-    "unchanged": "s",
-    "adapt": "b",
-    "interpolate": "b",
-    "tile_map": "b",
-    "precision": "s",
-    "slots": "u",
-    "tile": "u",
-    "overlap": "u",
-    "format": "s",
-    "stream": "b",
-    "licence": "s",
-    "origin": "s",
-    "replace": "b",
-    "interactive": "b",
-}
 _GONE = ("ServiceUnknown", "NameHasNoOwner", "NoServer", "Disconnected", "BadAddress", "Spawn")
 T = TypeVar("T")
 
 
 class NoDaemon(PvrdError):
     """There is no bus, or no pvrd on it."""
-
-
-def options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values as a{sv}; None is left out.
-
-    Raises:
-        InvalidArgument: an option that is not known, or a value that does not fit its type.
-    """
-    made = {}
-    for key, value in values.items():
-        if value is None:
-            continue
-        if key not in OPTIONS:
-            raise InvalidArgument(f"there is no option {key}")
-        kind, words = _KINDS[OPTIONS[key]]
-        try:
-            made[key] = V(OPTIONS[key], kind(value))
-        except OverflowError:
-            raise InvalidArgument(f"{key} is out of range") from None
-        except (AttributeError, TypeError, ValueError):
-            raise InvalidArgument(f"{key} has to be {words}") from None
-    return made
-
-
-def _whole(bits: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        number = operator.index(value)
-        if number >> bits:  # below 0, too
-            raise OverflowError
-        return number
-
-    return check
-
-
-def _is(kind: type[T]) -> Callable[[Any], T]:
-    def check(value: Any) -> T:
-        if not isinstance(value, kind):
-            raise TypeError
-        return value
-
-    return check
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        raise TypeError
-    return [_is(str)(text) for text in value]
-
-
-def _biases(value: Any) -> dict[int, float]:
-    token = _whole(32)
-    return {token(key): float(number) for key, number in value.items()}
-
-
-# What makes a value of a D-Bus type of any that fits, and words for what does.
-_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "u": (_whole(32), "a whole number"),
-    "t": (_whole(64), "a whole number"),
-    "d": (float, "a number"),
-    "b": (_is(bool), "true or false"),
-    "s": (_is(str), "a text"),
-    "as": (_texts, "a list of texts"),
-    "a{ud}": (_biases, "token numbers with numbers"),
-}
 
 
 def translate(error: BusError) -> PvrdError:

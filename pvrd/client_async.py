@@ -22,8 +22,9 @@ from typing import Any, Self
 from pvrd import client_api as api
 from pvrd.activate import NAME, activate
 from pvrd.bus import BUS, BusAddress, BusError, Connection, Reply, Signal
-from pvrd.client_api import MANAGER, PATH, TEXT, NoDaemon, T, options, translate
+from pvrd.client_api import MANAGER, PATH, TEXT, NoDaemon, T, translate
 from pvrd.client_async_video import AsyncVideoSession
+from pvrd.client_options import options
 from pvrd.client_stream import PIECE, Pipe
 from pvrd.errors import NoSuchSession, PvrdError, Timeout, from_name
 

@@ -21,7 +21,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,6 +33,7 @@ from pvrd.errors import (
     UnknownModel,
     UnsupportedModel,
 )
+from pvrd.hooks.frame import Entry, Result, Shape
 from pvrd.hooks.plain import scalers
 
 if TYPE_CHECKING:
@@ -47,52 +47,10 @@ FREEZE_S = 0.25  # after so long without a frame even a late one is shown
 PLAIN_S, PLAIN_MOST_S = 0.004, 0.02  # that a frame takes here, until it was measured; reckoned with
 SPARE_S = 0.003  # for turns of threads, and the way on
 SILENT_S = 5.0  # that pvrd may owe the word about a frame; then the session is given up
+__all__ = ["Closed", "Frames", "Result", "Shape"]
+
 # What another try would not mend.
 _FINAL = (InvalidArgument, UnknownModel, BadModel, UnsupportedModel, NotAuthorized)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The frames that come: sizes in pixels; pixel i420, nv12, i444 or gray, 8 bits."""
-
-    width: int
-    height: int
-    pixel: str = "i420"
-    siting: str = "left"
-    full_range: bool = False
-
-    def planes(self, width: int = 0, height: int = 0) -> list[tuple[int, int]]:
-        """(rows, samples) of each plane, of this size or another."""
-        w, h = width or self.width, height or self.height
-        half = ((h + 1) // 2, (w + 1) // 2)
-        return [(h, w)] + {
-            "gray": [],
-            "i420": [half, half],
-            "nv12": [(half[0], 2 * half[1])],
-            "i444": [(h, w)] * 2,
-        }[self.pixel]
-
-
-@dataclass(frozen=True)
-class Result:
-    """An enlarged frame; the planes are its own until the next take(). `device` is empty where it
-    was scaled plainly here, `degraded` says that pvrd made it by less than its network."""
-
-    ticket: Any
-    planes: Planes  # or what `plain` made of them, where device is empty
-    device: str
-    degraded: bool
-
-
-@dataclass
-class _Entry:
-    ticket: Any
-    seq: int = 0
-    video: VideoSession | None = None  # where it is under way, in `slot`
-    slot: int = 0
-    planes: Planes | None = None  # its own copy where there was no session
-    due: float = 0.0  # CLOCK_MONOTONIC seconds, 0: any time will do
-    flushed: bool = False
 
 
 class Closed(Exception):
@@ -140,13 +98,13 @@ class Frames:
         )
         self._plain_s = PLAIN_S
         self._state = threading.Condition()
-        self._order: deque[_Entry] = deque()
+        self._order: deque[Entry] = deque()
         self._video: VideoSession | None = None
         self._free: list[int] = []
         # Frames that are waited for no more: seq -> slot, and since when.
         self._over: dict[int, tuple[int, float]] = {}
         self._room = 0  # frames that the session takes at once
-        self._held: _Entry | None = None  # whose planes the last Result shows
+        self._held: Entry | None = None  # whose planes the last Result shows
         self._seq = 0
         self._tried = self._closed = False
         self._refused: PvrdError | None = None
@@ -257,7 +215,7 @@ class Frames:
             if self._refused:
                 raise self._refused
             self._look()
-            video, entry = self._video, _Entry(ticket, due=due)
+            video, entry = self._video, Entry(ticket, due=due)
             if video is None or not self._has_room():
                 entry.planes = [plane.copy() for plane in planes]
                 self._order.append(entry)
@@ -351,7 +309,7 @@ class Frames:
             self.plain += 1
             return Result(entry.ticket, planes, "", True)
 
-    def _answer(self, video: VideoSession, entry: _Entry) -> Done | None:
+    def _answer(self, video: VideoSession, entry: Entry) -> Done | None:
         """What pvrd says of a frame; None when the time that it has is over. One that is not with
         pvrd is not waited for, but what lies there is heard.
 

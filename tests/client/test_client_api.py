@@ -11,7 +11,7 @@ from pvrd import client_api
 from pvrd import options as daemon
 from pvrd.bus_types import Fds, Reply
 from pvrd.bus_values import V, plain
-from pvrd.client_api import OPTIONS, options
+from pvrd.client_options import OPTIONS, options
 from pvrd.errors import InvalidArgument, OutOfMemory
 
 # All but those whose options are arguments of the clients' own.
