@@ -91,7 +91,7 @@ async def _add(
         raise BadModel(f"{MAX_KILLS} workers ended while they looked at the file")
 
     with core.peers.job(uid, MODEL_FDS):
-        return await core.store.add(fd, name, chosen, inspect, progress)
+        return await core.store.add(fd, name, chosen, inspect, progress, uid)
 
 
 def _added(details: Mapping[str, Any]) -> dict[str, Variant]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pvrd import beside, new_model
+from pvrd import beside, fds, new_model
 from pvrd.config import Config, Paths
 from pvrd.errors import (
     InvalidArgument,
@@ -193,12 +193,14 @@ class ModelStore:
         options: dict[str, Any],
         inspect: Callable[[int], Awaitable[dict[str, Any]]],
         progress: Callable[[int, int], None],
+        uid: int = 0,
     ) -> dict[str, Any]:
         """Copies a caller's file into the store. `source` stays the caller's.
 
         Args:
             inspect: has a worker look at the file; raises when it is no model.
             progress: gets bytes done and in all, from another thread.
+            uid: the caller's.
 
         Raises:
             InvalidArgument, QuotaExceeded, BadModel, UnsupportedModel. Nothing is left behind.
@@ -210,7 +212,7 @@ class ModelStore:
         stop = threading.Event()
         new: NewModel | None = None
         try:
-            size, magic = await new_model.looked_at(os.dup(source))
+            size, magic = await fds.looked_at(source, "the model", 1 << 62, uid)
             able = options["replace"]
             new = await self.change(lambda: self._begin(name, size, magic, able), NewModel.drop)
             digest = await new_model.copy(os.dup(source), os.dup(new.target), size, progress, stop)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pvrd import fds
 from pvrd.config import toml_value
-from pvrd.errors import InvalidArgument, QuotaExceeded
+from pvrd.errors import QuotaExceeded
 from pvrd.model_files import MAGICS, held_folder
 
 
@@ -87,21 +87,6 @@ def _nameless() -> str:
 
 def _refused(models: Path, error: OSError) -> QuotaExceeded:
     return QuotaExceeded(f"{models} cannot be written: {error.strerror}")
-
-
-async def looked_at(source: int) -> tuple[int, bytes]:
-    """Size and first bytes of a caller's file, read beside the loop; `source` becomes ours."""
-
-    def look() -> tuple[int, bytes]:
-        try:
-            size = fds.source_size(source, "the model", 1 << 62)
-            return size, os.pread(source, 4, 0)
-        except OSError as e:
-            raise InvalidArgument(f"the file cannot be read: {e.strerror}") from None
-        finally:
-            os.close(source)
-
-    return await fds.in_thread(look)
 
 
 async def copy(

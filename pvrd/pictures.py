@@ -68,10 +68,11 @@ class PictureJob:
         """Copies the caller's picture; `fd` becomes ours.
 
         Raises:
-            InvalidArgument, QuotaExceeded: see pvrd/fds.py and the caller's quota.
+            InvalidArgument, QuotaExceeded, Timeout: see pvrd/fds.py and the caller's quota.
         """
         try:
-            size = fds.source_size(fd, "the picture", self._core.config.whole("limits.bytes"))
+            limit = self._core.config.whole("limits.bytes")
+            size, _ = await fds.looked_at(fd, "the picture", limit, self._uid)
             target = os.dup(self._source)
         except BaseException:
             os.close(fd)

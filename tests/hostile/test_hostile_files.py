@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -16,10 +17,13 @@ from typing import Any
 import pytest
 
 from pvrd import config, fds
+from pvrd.bus import BusError
 from pvrd.bus_values import V
 from pvrd.config import Paths
 from pvrd.errors import InvalidArgument
 from pvrd.models import ModelStore, check_name
+from tests.buses import ROOT
+from tests.pvrd.conftest import LONG, MANAGER, NAME, PATH
 
 F_ADD_SEALS = 1033
 
@@ -109,6 +113,59 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
         fds.copy(file.fileno(), target.fileno(), size,
                  lambda _: os.truncate(path, 9 << 20), threading.Event())  # fmt: skip
         assert os.fstat(target.fileno()).st_size == 2 << 20
+
+
+# In the daemon's place of a file on a server that is gone: what looks at DEAD waits for WAKE, a
+# pipe that nobody writes to.
+DEAD = """
+import os
+
+real = os.fstat
+
+def fstat(fd):
+    status = real(fd)
+    if str(status.st_ino) == os.environ["DEAD"]:
+        open(os.environ["WAKE"], "rb").close()
+    return status
+
+os.fstat = fstat
+"""
+
+
+@pytest.mark.bus
+@pytest.mark.parametrize(
+    ("member", "signature", "more"),
+    [("Upscale", "ha{sv}", []), ("AddModel", "hsa{sv}", ["far"])],
+)
+def test_a_file_that_does_not_answer_holds_up_its_own_call_alone(
+    start: Any, callers: Any, until: Any, tmp_path: Path, member: str, signature: str,
+    more: list[str],
+) -> None:  # fmt: skip
+    code, wake, far = tmp_path / "code", tmp_path / "wake", tmp_path / "far"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(DEAD)
+    os.mkfifo(wake)
+    far.write_bytes(b"GGUF")
+    daemon = start(
+        PYTHONPATH=os.pathsep.join([str(code), str(ROOT)]), DEAD=str(far.stat().st_ino),
+        WAKE=str(wake),
+    )  # fmt: skip
+    asks, others = callers(), callers()
+    others.state("gpu")
+    before = daemon.fds()
+    with far.open("rb") as file:
+        call = asks.connection.call(NAME, PATH, MANAGER, member, signature, [0, *more, {}],
+                                    [file.fileno()], LONG)  # fmt: skip
+        waiting = asks.loop.create_task(call)
+        asks.run(asyncio.sleep(0))
+        assert others.call("ListModels")
+        assert not waiting.done()
+        with pytest.raises(BusError, match="does not answer within 5 s") as caught:
+            asks.run(waiting)
+    assert caught.value.name == f"{NAME}.Error.Timeout"
+    writer = os.open(wake, os.O_RDWR)
+    until(lambda: daemon.fds() <= before, "no descriptor left")
+    os.close(writer)
 
 
 NAMES = [
