@@ -15,12 +15,22 @@ enum { POSITIONS = 64, TOGETHER = 4, MAX_DIM = 256 };
  * V. */
 static size_t record_floats(size_t dim) { return (dim + 2 + 15) & ~(size_t)15; }
 
-/* n positions of a KV head, rows of the caches from `row` on, and what becomes of a score. */
+/* n positions of a KV head, rows of the caches from `row` on, and what becomes of a score. `next` is the
+ * row of the next span. */
 typedef struct span {
     kv_cache k, v;
-    size_t row, n;
+    size_t row, n, next;
     float scale, cap;
 } span;
+
+/* Asks for `n` of a cache's elements from `at` on. A span is too short for the CPU's own prefetching: while keys
+ * are multiplied their values are fetched, and meanwhile the keys of the next. */
+PVR_INLINE void ahead(enum pvr_format fmt, const kv_cache *c, size_t at, size_t n) {
+    const size_t size = fmt == PVR_F16 ? sizeof *c->halves : sizeof *c->bytes;
+    const uintptr_t begin = (uintptr_t)c->bytes + at * size;
+    for (size_t i = 0; i < n * size; i += 64)
+        __builtin_prefetch((const void *)(begin + i));
+}
 
 /* Scores of a span for `together` heads; q is padded to whole vectors and scaled. */
 PVR_INLINE void scores(const span *s, const float *q, enum pvr_format fmt, size_t together,
@@ -30,6 +40,7 @@ PVR_INLINE void scores(const span *s, const float *q, enum pvr_format fmt, size_
         vf sums[TOGETHER];
         for (size_t h = 0; h < together; h++)
             sums[h] = vf_set1(0);
+        ahead(fmt, &s->v, (s->row + p) * s->v.dim, s->v.dim);
         for (size_t i = 0; i < vectors; i++) {
             vf key = kv_load(fmt, &s->k, s->row + p, i * LANES);
 #pragma GCC unroll 4
@@ -50,6 +61,8 @@ PVR_INLINE void values(const span *s, float (*weights)[POSITIONS], enum pvr_form
         for (size_t h = 0; h < together; h++)
             sums[h] = vf_set1(0);
         for (size_t p = 0; p < s->n; p++) {
+            if (p % 2 == 0) /* so in the end all of them, a line each time */
+                ahead(fmt, &s->k, s->next * dim + i * s->n + p * LANES, 2 * LANES);
             vf value = kv_load(fmt, &s->v, s->row + p, i);
 #pragma GCC unroll 4
             for (size_t h = 0; h < together; h++)
@@ -141,6 +154,7 @@ static inline void attention_one(const pvr_call *call, pvr_team *team, const flo
             .v = kv_open(vectors, kv_heads * ctx, dim),
             .row = kv * ctx + from,
             .n = limit - from < POSITIONS ? limit - from : POSITIONS,
+            .next = chunk + 1 < chunks ? kv * ctx + from + POSITIONS : (kv + 1) * ctx + first,
             .scale = scale,
             .cap = cap,
         };

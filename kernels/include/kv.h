@@ -36,12 +36,7 @@ PVR_INLINE vf kv_load(enum pvr_format fmt, const kv_cache *c, size_t row, size_t
     const size_t n = c->dim - d;
     if (fmt == PVR_F16)
         return vf_half_n(c->halves + row * c->dim + d, n);
-    int8_t some[LANES] = {0};
-    float numbers[LANES];
-    memcpy(some, c->bytes + row * c->dim + d, n < LANES ? n : LANES);
-    for (int i = 0; i < LANES; i++)
-        numbers[i] = some[i];
-    return vf_mul(vf_load(numbers),
+    return vf_mul(vf_bytes_n(c->bytes + row * c->dim + d, n),
                   vf_set1(kv_scale(c->scales[row * c->scale_halves + d / KV_BLOCK])));
 }
 

@@ -85,9 +85,12 @@ PVR_INLINE vf lanes_power_(vf a) { /* see vf_exp */
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
 }
 PVR_INLINE vf vf_of_int(vi a) { return _mm512_cvtepi32_ps(a); }
-/* Sixteen halves. */
+/* Sixteen halves, or int8. */
 PVR_INLINE vf vf_half(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+PVR_INLINE vf vf_bytes(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 /* The low and the high halves of sixteen words. */
 PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
@@ -137,6 +140,11 @@ PVR_INLINE vf vf_of_int(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvte
 PVR_INLINE vf vf_half(const uint16_t *p) {
     return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
                 _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+PVR_INLINE vf vf_bytes(const int8_t *p) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return (vf){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
 PVR_INLINE __m256 lanes_halves_(__m256i w) { /* of eight words below 2^16 */
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(w, w), 0x08);
@@ -259,6 +267,12 @@ PVR_INLINE vf vf_half(const uint16_t *p) {
     }
     return r;
 }
+PVR_INLINE vf vf_bytes(const int8_t *p) {
+    float numbers[LANES];
+    for (int i = 0; i < LANES; i++)
+        numbers[i] = p[i];
+    return vf_load(numbers);
+}
 PVR_INLINE void vf_half2(const uint32_t *p, vf *low, vf *high) {
     LANES_EACH_ {
         u_group w;
@@ -302,6 +316,14 @@ PVR_INLINE vf vf_half_n(const uint16_t *p, size_t n) {
     uint16_t some[LANES] = {0};
     memcpy(some, p, n * sizeof *p);
     return vf_half(some);
+}
+/* n <= 16 int8, the same. */
+PVR_INLINE vf vf_bytes_n(const int8_t *p, size_t n) {
+    if (n >= LANES)
+        return vf_bytes(p);
+    int8_t some[LANES] = {0};
+    memcpy(some, p, n);
+    return vf_bytes(some);
 }
 PVR_INLINE void vf_store_n(float *p, vf a, size_t n) {
     if (n >= LANES) {
