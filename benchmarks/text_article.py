@@ -15,7 +15,8 @@ on the same device, at its best flags (benchmarks/llama_peer.py, text_gpu.py), i
 its new tokens follow a prompt as long as ours. Its energy is what two more repetitions take. `gpu
 against cpu` holds our GPU against our CPU. With `--clock cpu` CPU rows are milliseconds of all
 threads on CPUs: what other programs on the machine change less; what the copy rate allows is then
-no share of theirs.
+no share of theirs. How many times a peer's time is ours, run by run, is printed: the median, and
+its lower bound of 95 %.
 
 Rows `SHAPE WEIGHTS PHASE cpu onnxruntime` hold ours, run once more, against onnxruntime with the
 same weights at its best settings (benchmarks/onnx_peer.py), in turn, when llama.cpp has ended: so
@@ -27,6 +28,7 @@ alone, for machines that have a GPU to measure), `--likely` is text_gpu's.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -131,10 +133,15 @@ def _device_rows(
     shape, weights = title.split()
     peer_name, apart = (peer.name, peer.apart) if peer else ("no peer", "")
     for phase, tokens in ((PREFILL, PROMPT), (DECODE, NEW)):
-        mine = 1e3 * statistics.median(run[phase].took.by(clock) for run in runs)
+        own = [run[phase].took.by(clock) for run in runs]
         times = [took.by(clock) for took in others[phase]]
+        mine = 1e3 * statistics.median(own)
         theirs = 1e3 * statistics.median(times) if times else None
         name = f"{title} {phase} {device}{apart}"
+        if times:
+            ratio, bound = common.median_ratio(times, own)
+            told = f"{name}: median ratio {ratio:.2f}, lower bound {bound:.2f}"
+            print(f"{told}; load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
         unit = "ms / token" if clock == "wall" else "ms / token of CPU"
         yield common.row(name, unit, mine, theirs, peer_name)
         spent = [run[phase].joules for run in runs]
