@@ -81,23 +81,29 @@ class Shape:
 class Blocks(nn.Module):
     """`count` convolutions of one size (cin to cout channels), trained wide and collapsed at once.
 
-    `narrow` [count, cout, cin, 3, 3] gives the weights to start from (the block then starts as
-    exactly those); without it the start is random around the identity.
+    `start_from` makes a block exactly the weights that it gets; until then it is random around the
+    identity. With `wide` 0 there is nothing but the direct 3x3.
     """
 
     def __init__(self, count: int, cin: int, cout: int, wide: int, gain: float = 1.0) -> None:
         super().__init__()
         self.size = (count, cout, cin, 3, 3)
-        self.w1 = nn.Parameter(torch.randn(count, wide, 9 * cin) * math.sqrt(1 / (9 * cin)))
-        self.w2 = nn.Parameter(torch.randn(count, cout, wide) * gain * math.sqrt(1 / wide))
+        self.wide = wide
+        if wide:
+            self.w1 = nn.Parameter(torch.randn(count, wide, 9 * cin) * math.sqrt(1 / (9 * cin)))
+            self.w2 = nn.Parameter(torch.randn(count, cout, wide) * gain * math.sqrt(1 / wide))
         direct = torch.zeros(self.size)
         if cin == cout:
             direct[:, range(cin), range(cin), 1, 1] = 1.0
+        if not wide:
+            direct += torch.randn(self.size) * gain * math.sqrt(1 / (9 * cin))
         self.direct = nn.Parameter(direct.flatten(2))
         self.bias = nn.Parameter(torch.zeros(count, cout))
 
     def kernels(self) -> Tensor:
         """The collapsed weights [count, cout, cin, 3, 3]."""
+        if not self.wide:
+            return self.direct.view(self.size)
         return torch.baddbmm(self.direct, self.w2, self.w1).view(self.size)
 
     @torch.no_grad()
@@ -164,7 +170,7 @@ class Nsr(nn.Module):
         """Starts as the network whose collapsed weights these are. The weights of another scale
         give the trunk alone: last layer and linear filter keep their fresh start.
         """
-        here = self.first.w1.device
+        here = self.base.device
 
         def get(i: int, what: str) -> Tensor:
             return torch.from_numpy(np.array(saved[f"conv{i}.{what}"])).to(here)

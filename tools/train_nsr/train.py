@@ -3,7 +3,8 @@
 
     python train.py --data FOLDER --out FOLDER --networks nsr-fast,nsr-fast-x4 --minutes 9
                     [--resume] [--rate 0.5] [--start FOLDER] [--bench FOLDER ...] [--smoke]
-                    [--teacher FOLDER] [--bfloat16]
+                    [--teacher FOLDER] [--bfloat16] [--optimizer soap] [--loss decibels]
+                    [--least 1.5e-4] [--crops 4] [--sizes 0.7 0.5]
 
 --data holds pictures; with --teacher the networks learn to make of the small ones what the teacher
 in that folder makes of them (teacher.py), instead of the large ones; --bench folders hold
@@ -28,15 +29,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from data import Benchmark, Crops, Photographs, Planes, Source
+from data import SIZES, Benchmark, Crops, Photographs, Planes, Source
 from degrade import codec
 from family import NETWORKS, Network
 from net import Nsr
+from soap import Soap
 from teacher import Taught
 
 DECIBELS_FROM, DECIBELS_WHOLE = 0.6, 0.75  # shares of the time between which L1 gives way
 EXACT_FROM = 0.85  # share of the time after which no layer runs in bfloat16
 LEAST_SQUARE = 3e-5  # mean square error, in 0..1, under which a crop counts little
+TURN = 200  # steps between two looks at SOAP's eigenvectors
 WARM_UP_S = 4.0
 REPORTS = 12  # reports and checkpoints of a run
 AVERAGE = 0.0005  # weight of a step in the running average
@@ -54,6 +57,11 @@ def parse() -> argparse.Namespace:
     p.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
     p.add_argument("--resume", action="store_true")
     p.add_argument("--teacher", type=Path, help="learn from the networks in this folder")
+    p.add_argument("--optimizer", choices=("adam", "soap"), default="adam")
+    p.add_argument("--loss", choices=("both", "decibels"), default="both")
+    p.add_argument("--least", type=float, default=LEAST_SQUARE, help="a crop's error that is none")
+    p.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="of photographs")
+    p.add_argument("--crops", type=int, default=1, help="factor of the crops of a step")
     p.add_argument("--bfloat16", action="store_true", help="on CPUs, too (those that can)")
     p.add_argument("--smoke", action="store_true", help="two pictures, a few steps: does it run?")
     return p.parse_args()
@@ -64,20 +72,35 @@ class Trainer:
     is CUDA.
     """
 
-    def __init__(self, network: Network, planes: Planes, half: bool) -> None:
-        """`half`: layers may run in bfloat16."""
+    def __init__(
+        self, network: Network, planes: Planes, half: bool, options: argparse.Namespace
+    ) -> None:
+        """`half`: layers may run in bfloat16. SOAP trains the collapsed weights themselves."""
         self.network, self.device = network, planes.device
         torch.manual_seed(network.seed)
-        self.net = Nsr(network.shape).to(self.device)
-        self.mean = Nsr(network.shape).to(self.device)
+        wide = 0 if options.optimizer == "soap" else 128
+        self.net = Nsr(network.shape, wide).to(self.device)
+        self.mean = Nsr(network.shape, wide).to(self.device)
+        self.least = options.least
         degrade = codec if network.flavour == "compressed" else None
         self.crops = Crops(
-            planes, network.patch, self.net.radius, network.batch, network.seed, degrade
+            planes,
+            network.patch,
+            self.net.radius,
+            network.batch * options.crops,
+            network.seed,
+            degrade,
         )
         self.rate = torch.zeros((), device=self.device)
         self.decibels = torch.zeros((), device=self.device)  # 0: L1, 1: mean PSNR of the crops
         self.cuda = self.device.type == "cuda"
-        self.opt = torch.optim.Adam(
+        self.soap: Soap | None = None
+        if options.optimizer == "soap":
+            layers = [b.direct for b in (self.net.first, self.net.inner, self.net.last)]
+            known = {id(layer) for layer in layers}
+            others = [p for p in self.net.parameters() if id(p) not in known]
+            self.soap = Soap(layers, others, self.rate)
+        self.opt = self.soap or torch.optim.Adam(
             self.net.parameters(),
             lr=self.rate,
             betas=(0.9, 0.99),
@@ -96,7 +119,7 @@ class Trainer:
         # 0.01).
         squares = e.square().mean((1, 2, 3))
         square = squares.mean()
-        decibels = (squares + LEAST_SQUARE).log().mean()
+        decibels = (squares + self.least).log().mean()
         loss = (1 - self.decibels) * e.abs().mean() + self.decibels * 0.015 * decibels
         self.opt.zero_grad(set_to_none=False)
         loss.backward()
@@ -127,6 +150,8 @@ class Trainer:
         if saved is not None:
             self.net.start_from(saved)
         self.mean.load_state_dict(self.net.state_dict())
+        if self.soap:
+            self.soap.forget()
 
     def step(self) -> None:
         if self.cuda:
@@ -134,6 +159,9 @@ class Trainer:
         else:
             self._step(self.dtype)
         self.steps += 1
+        # At the start the eigenvectors are far off.
+        if self.soap and (self.steps % TURN == 0 or self.steps in (4, 10, 30, 60, 100)):
+            self.soap.refresh()
 
 
 class Run:
@@ -147,7 +175,7 @@ class Run:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         paths = sorted(p for p in args.data.iterdir() if p.suffix in (".jpg", ".png"))
         self.paths = [paths[0], paths[-1]] if args.smoke else paths
-        photographs: Source = Photographs(self.paths, self.device)
+        photographs: Source = Photographs(self.paths, self.device, tuple(args.sizes))
         if args.teacher:
             photographs = Taught(photographs, args.teacher)
         networks = [NETWORKS[name] for name in args.networks.split(",")]
@@ -162,7 +190,7 @@ class Run:
         self.trainers = []
         for n in networks:
             half = self.device.type == "cuda" or args.bfloat16
-            trainer = Trainer(n, self.planes[n.shape.scale, n.shape.siting], half)
+            trainer = Trainer(n, self.planes[n.shape.scale, n.shape.siting], half, args)
             trainer.capture()
             self.trainers.append(trainer)
         # Everything that trains is captured by now; what is left to run is measuring.
@@ -254,6 +282,7 @@ class Run:
             rate = args.rate * n.rate * warm * 0.5 * (1 + math.cos(math.pi * part))
             trainer.rate.fill_(max(rate, 1e-6))
             share = (part - DECIBELS_FROM) / (DECIBELS_WHOLE - DECIBELS_FROM)
+            share = 1.0 if args.loss == "decibels" else share
             trainer.decibels.fill_(min(1.0, max(0.0, share)))
             trainer.exact = part >= EXACT_FROM
             for _ in range(2 if args.smoke else BURST):
