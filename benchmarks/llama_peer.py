@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.peer_process import Peer, Process
+from benchmarks.peer_process import LARGE_PAGES, Peer, Process
 
 
 @dataclass(frozen=True, order=True)
@@ -28,7 +28,7 @@ WAYS = tuple(Way(repack, attention) for repack in (True, False) for attention in
 
 def environment(clock: str) -> dict[str, str]:
     """What llama.cpp is run with."""
-    env = dict(os.environ)
+    env = dict(os.environ) | LARGE_PAGES
     env.pop("GOMP_SPINCOUNT", None)  # our kernels' library sets it, for itself
     if clock == "cpu":  # where others have the CPU that a thread waits for, it would spin
         env["OMP_WAIT_POLICY"] = "passive"

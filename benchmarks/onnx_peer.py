@@ -9,6 +9,7 @@ each the likeliest, behind the last prompt, which is one of 128 at first.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from benchmarks import common, peers
 from benchmarks.onnx_model import Missing
-from benchmarks.peer_process import Peer, Process, Stopwatch
+from benchmarks.peer_process import LARGE_PAGES, Peer, Process, Stopwatch
 
 SETTINGS = (
     "MatMulNBits in blocks of 32 with float scales (4 bits for q4_0, 8 for q8_0), float32 K and V"
@@ -121,7 +122,7 @@ class OnnxPeer(Peer[Way]):
     def _process(self, way: Way) -> Process:
         model = str(self._models[way.accuracy])
         command = [*self._program, model, str(self._threads), str(int(way.spin))]
-        return Process(command, _ended, cwd=common.ROOT)
+        return Process(command, _ended, dict(os.environ) | LARGE_PAGES, common.ROOT)
 
 
 def _ended(line: str) -> Missing:

@@ -20,6 +20,10 @@ from typing import Generic, Self, TypeVar
 CLOCKS = ("wall", "cpu")
 Way = TypeVar("Way")  # how a peer runs: a dataclass with an order
 
+# What a peer keeps in its own memory is in large pages where Linux has some for who asks, as our
+# compiled models are.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
 _PROBE = {"decode": 8, "prefill": 64}  # tokens by which ways are compared
 _FIRST = 4  # tokens of a first run: pages, threads, caches
 

@@ -51,7 +51,8 @@ def test_what_has_no_form_there(tmp_path: Path, shape: str, weights: str) -> Non
 
 # Sleeping threads are better at prompts; at tokens it is the second level, and threads that spin.
 PEER = """#!{python}
-import sys
+import os, sys
+assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 _, model, threads, spin = sys.argv
 for line in sys.stdin:
     kind, n = line.split()

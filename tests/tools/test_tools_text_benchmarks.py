@@ -167,6 +167,7 @@ _, file, threads, repack, attention, behind = sys.argv
 assert behind == "128"
 assert os.environ.get("OMP_WAIT_POLICY") == "passive"
 assert "GOMP_SPINCOUNT" not in os.environ  # that would count for more
+assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 for line in sys.stdin:
     phase, n = line.split()
     best = ("1", "0") if phase == "decode" else ("0", "1")
