@@ -139,8 +139,8 @@ def _device_rows(
         theirs = 1e3 * statistics.median(times) if times else None
         name = f"{title} {phase} {device}{apart}"
         if times:
-            ratio, bound = common.median_ratio(times, own)
-            told = f"{name}: median ratio {ratio:.2f}, lower bound {bound:.2f}"
+            middle, bound = common.median_ratio(times, own)
+            told = f"{name}: median ratio {middle:.2f}, lower bound {bound:.2f}"
             print(f"{told}; load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
         unit = "ms / token" if clock == "wall" else "ms / token of CPU"
         yield common.row(name, unit, mine, theirs, peer_name)
